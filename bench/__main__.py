@@ -1,12 +1,14 @@
 """`make bench`: the table, and the goals beside it.
 
 python -m bench [throughput|ops|latency|backlog|routes|fairness|lanes|requests|outbox|guards|spool|peers|
-                 spark|audit|all]
+                 kafka|jobs|spark|audit|all]
                 [--store sqlite|postgresql|mariadb|all] [--seconds 2] [--waiting 10000000] [--rows 1000000]
                 [--json FILE]
 
 `ops` is what one operation costs the processor, beside the same statements by hand and a row queue.
 `peers` compares Postroom with other queues (Redis, NATS, RabbitMQ, Kafka) that `make peers` installed.
+`kafka` compares the listener for Kafka clients with Kafka, both with confluent-kafka.
+`jobs` is handlers a second beside Celery, dramatiq, arq and Procrastinate, and Celery on Postroom.
 `spark` is the data pipeline beside Spark's Kafka source, if `make peers` installed that, and with the audit,
 which `audit` runs alone.
 """
@@ -30,6 +32,7 @@ from . import (
     fairness,
     guards,
     idle,
+    kafka_clients,
     lanes,
     latency,
     ops,
@@ -41,6 +44,7 @@ from . import (
 )
 from .contenders import PostroomQueue, RowQueue
 from .grounds import STORES, Ground, ground
+from .jobs import run as jobs
 from .measure import Latency, Throughput
 from .peers import contenders, table
 from .peers.run import run as run_contenders
@@ -60,7 +64,7 @@ PARTS = [
         "outbox",
         "guards",
     ),
-    *("spool", "peers", "spark", "audit", "all"),
+    *("spool", "peers", "kafka", "jobs", "spark", "audit", "all"),
 ]
 
 
@@ -167,6 +171,21 @@ async def run_peers(seconds: float) -> dict[str, object]:
     return {"contenders": [result.as_dict() for result in results], "one flushed commit": asdict(commit)}
 
 
+def run_kafka(seconds: float) -> list[kafka_clients.Speed]:
+    found = kafka_clients.run(seconds, told=_tell)
+    shown = Table("broker", "what", title="Kafka clients: confluent-kafka, both brokers flushed")
+    for name in ("size", "messages/s", "broker's CPU s per million"):
+        shown.add_column(name, justify="right")
+    for one in found:
+        if one.size:
+            shown.add_row(one.broker, one.what, f"{one.size} B", f"{one.per_s:,.0f}", f"{one.cpu_s:.2f}")
+    console.print(shown)
+    for one in found:
+        if not one.size:
+            console.print(f"{one.broker}: {one.per_s:,.0f} {one.what} take {one.cpu_s:.1%} of a core")
+    return found
+
+
 async def run_fairness(where: Ground, seconds: float) -> list[fairness.Felt]:
     found = await fairness.run(where, seconds)
     title = f"A quiet producer (100 messages a second) and its consumer beside others, on {where.store}"
@@ -253,6 +272,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
     parser.add_argument("--waiting", type=int, default=10_000_000, help="the large backlog")
     parser.add_argument("--rows", type=int, default=1_000_000, help="for spark")
+    parser.add_argument("--jobs", type=int, default=10_000, help="for jobs: how many each handles")
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
     figures: dict[str, object] = {}
@@ -288,8 +308,12 @@ def main() -> None:
         figures["lanes"] = [asdict(one) for one in lanes.show(args.seconds * 2, console)]
     if args.part in ("spool", "all"):
         figures["spool"] = spool.show(100_000, args.seconds / 2)
+    if args.part in ("kafka", "all"):
+        figures["kafka"] = [asdict(one) for one in run_kafka(args.seconds)]
     if args.part in ("peers", "all"):
         figures["peers"] = asyncio.run(run_peers(args.seconds))
+    if args.part in ("jobs", "all"):
+        figures["jobs"] = jobs.show(args.jobs, console)
     if args.part in ("fairness", "all"):
         for store in stores:
             with ground(store) as where:

@@ -6,7 +6,8 @@
 A place is a store, an endpoint, a database server: a parameter that says where a test runs, not what it does.
 The place is chosen by a hash of the test's name: always the same one for a test, another one for the next, so
 that all places are in the default run. The store contract runs in full on an SQLite file; `parts` says what
-of it runs elsewhere. `slow("why")` keeps a test out of the default run.
+of it runs elsewhere. `slow("why")` keeps a test out of the default run, and `few(4, "why")` all but four of
+its parameters, chosen by a hash as well.
 `tests/unit/repository/test_tiers.py` sees to it that each test function is in the default run, or says why
 not.
 """
@@ -71,8 +72,24 @@ def in_default_run(items: list[pytest.Item]) -> set[pytest.Item]:
         if not _is_left_to_others(item):
             choices[_without_place(item)].append(item)
     for name, choice in choices.items():
-        kept.add(choice[zlib.crc32(name.encode()) % len(choice)])
-    return kept
+        kept.add(choice[_hash(name) % len(choice)])
+    return kept - _more_than_few(kept)
+
+
+def _more_than_few(items: set[pytest.Item]) -> set[pytest.Item]:
+    parameters = defaultdict[tuple[str, int], list[pytest.Item]](list)
+    for item in items:
+        if (marker := item.get_closest_marker("few")) is not None:
+            parameters[item.nodeid.partition("[")[0], marker.args[0]].append(item)
+    return {
+        item
+        for (_, count), found in parameters.items()
+        for item in sorted(found, key=lambda item: _hash(item.nodeid))[count:]
+    }
+
+
+def _hash(name: str) -> int:
+    return zlib.crc32(name.encode())
 
 
 def function_of(item: pytest.Item) -> str:

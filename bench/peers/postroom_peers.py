@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -109,23 +109,11 @@ class _Pushed(_Taker):
     def __init__(self, mq: postroom.Connection, consumer: postroom.Consumer) -> None:
         super().__init__(mq, consumer)
         self._messages = aiter(consumer)
-        self._next: asyncio.Task[postroom.Received] | None = None
 
     async def take(self) -> tuple[list[bytes], list[postroom.Received]]:
-        if self._next is None:
-            self._next = asyncio.ensure_future(_next(self._messages))
-        done, _ = await asyncio.wait((self._next,), timeout=1)
-        if not done:
+        try:
+            async with asyncio.timeout(1):
+                message = await anext(self._messages)
+        except TimeoutError:
             return [], []
-        message, self._next = self._next.result(), None
         return [message.value], [message]
-
-    async def close(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-            await asyncio.wait((self._next,))
-        await super().close()
-
-
-async def _next(messages: AsyncIterator[postroom.Received]) -> postroom.Received:
-    return await anext(messages)

@@ -29,6 +29,7 @@ class RedisStreams(Peer):
     batch = 1000
     at_once = 2
     acks_at_once = 2
+    flushing = "always"
 
     @contextmanager
     def serve(self) -> Iterator[str]:
@@ -42,7 +43,7 @@ class RedisStreams(Peer):
                 "port": str(port),
                 "dir": str(server.folder),
                 "appendonly": "yes",
-                "appendfsync": "always",
+                "appendfsync": self.flushing,
                 "save": "",
                 "daemonize": "no",
             }

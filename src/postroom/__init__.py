@@ -82,11 +82,12 @@ if TYPE_CHECKING:
     from .client.app.task import Task
     from .client.connection import Connection, connect
     from .client.consumer.consumer import Consumer
+    from .client.consumer.schedules import ScheduleInfo
     from .client.forward.outbox import Outbox
     from .client.forward.outbox_table import OutboxStatus
     from .client.forward.spool import Spool
     from .client.forward.spool_file import Spooled
-    from .client.message import DeadLetter, Message, Receipt, Received, Stopped
+    from .client.message import DeadLetter, Delayed, Message, Receipt, Received, Stopped
     from .client.producer.producer import Producer
     from .endpoint.values import (
         GroupInfo,
@@ -94,10 +95,12 @@ if TYPE_CHECKING:
         MemberInfo,
         PartitionLag,
         PartitionReset,
+        PrincipalInfo,
         ResetPlan,
         ShardInfo,
         TopicInfo,
     )
+    from .model.audit import AuditEntry
     from .model.delivery.retry import Backoff
     from .model.policy.slow_lane import LaneInfo, SlowLane, SlowSource
     from .model.topology.route import Change, Range, Route
@@ -108,6 +111,7 @@ __all__ = [
     "App",
     "AppHealth",
     "AppendError",
+    "AuditEntry",
     "BacklogFull",
     "Backoff",
     "Batch",
@@ -122,6 +126,7 @@ __all__ = [
     "Dead",
     "DeadLetter",
     "DecodeError",
+    "Delayed",
     "DeliveryError",
     "ForkError",
     "GateClosed",
@@ -152,6 +157,7 @@ __all__ = [
     "PermissionDenied",
     "PostroomError",
     "PrincipalExists",
+    "PrincipalInfo",
     "Producer",
     "ProducerFenced",
     "ProtocolError",
@@ -165,6 +171,7 @@ __all__ = [
     "RetryLater",
     "Route",
     "RouteConflict",
+    "ScheduleInfo",
     "SchemaMismatch",
     "SendTimeout",
     "SequenceGap",
@@ -201,12 +208,14 @@ __all__ = [
 
 # Imported when they are first asked for: the command line starts three times as fast.
 _HOMES = {
+    "model.audit": ("AuditEntry",),
     "endpoint.values": (
         "GroupInfo",
         "Lag",
         "MemberInfo",
         "PartitionLag",
         "PartitionReset",
+        "PrincipalInfo",
         "RateInfo",
         "ResetPlan",
         "ShardInfo",
@@ -220,7 +229,8 @@ _HOMES = {
     "client.app.task": ("Task",),
     "client.connection": ("Connection", "connect"),
     "client.consumer.consumer": ("Consumer",),
-    "client.message": ("DeadLetter", "Message", "Receipt", "Received", "Stopped"),
+    "client.consumer.schedules": ("ScheduleInfo",),
+    "client.message": ("DeadLetter", "Delayed", "Message", "Receipt", "Received", "Stopped"),
     "client.forward.outbox": ("Outbox",),
     "client.forward.outbox_table": ("OutboxStatus",),
     "client.producer.producer": ("Producer",),

@@ -23,6 +23,7 @@ __all__ = [
     "BrokerTuning",
     "CliTuning",
     "ClientTuning",
+    "ConsoleTuning",
     "HttpTuning",
     "Limits",
     "SparkTuning",
@@ -50,6 +51,7 @@ class StoreTuning:
 
     # progress
     drain_sample_ms: int = 10_000  # how fast a group drains is measured over one to two of these
+    first_waits_ms: int = 300_000  # how long messages waited is shown of the last one to two of these
     arrival_ms: int = 60_000  # how fast messages arrive is measured over so long
     due_scan_per_ms: int = 200  # deliveries a millisecond: 20,000 are read ten times a second at most
     clock_slack_ms: int = 1_000  # two readings of one moment may differ by so much
@@ -75,7 +77,8 @@ class StoreTuning:
     # PostgreSQL and MySQL
     keepalive_idle_s: int = 5  # a connection that is silent for so long is asked whether it lives,
     keepalive_pause_s: int = 2  # three times, so far apart
-    listen_s: float = 0.05  # one wait for a notification: whoever stops the watcher waits no longer
+    listen_s: float = 0.5  # one wait for a notification; whoever stops the watcher ends it
+    listen_again_s: float = 0.05  # before a watcher whose connection failed connects again
     listen_anyway_s: float = 2.0  # without news for so long, a poll reads: a notification may be lost
     notifier_stop_s: float = 5.0  # the last notifications are given so long to be sent
     end_stuck_s: float = 1.0  # how often the sessions of stopped processes are looked for (I15)
@@ -112,6 +115,7 @@ class BrokerTuning:
     due_soon_ms: int = 10_000  # what is due later is found by the next poll
     lull_s: float = 1.0  # nobody waited for so long: the next who waits asks anew
     watcher_failure_s: float = 0.2  # before a watcher whose store failed tries again
+    watcher_own_s: float = 0.02  # while only this process commits, others' commits are noticed no later
     watcher_kept_s: float = 30.0  # a watcher that nobody wants is kept for so long
 
     # sends
@@ -155,6 +159,9 @@ class BrokerTuning:
     drain_taken_s: float = 0.05  # before partitions are tried again that another change had
     drain_give_up_s: float = 60.0  # a drain without any progress ends
 
+    # groups of Kafka clients
+    kafka_offsets_ms: int = 7 * 24 * 3_600_000  # one that nobody uses is forgotten then, as Kafka does
+
     # tokens
     wrong_token_s: float = 1.0  # how long the answer takes to a wrong token that is one of many
 
@@ -184,6 +191,15 @@ class WireTuning:
     no_files_s: float = 0.5  # before somebody is accepted again when there is no file left,
     no_files_told_s: float = 60.0  # and how often that is said
     kafka_idle_s: float = 600.0  # Kafka's own time; its clients close theirs a minute earlier
+    kafka_first_members_ms: int = 300  # a group of Kafka clients that was empty waits so long for more
+    kafka_shortest_session_ms: int = 1_000  # its members may be silent for as long as they say, within these;
+    kafka_longest_session_ms: int = 1_800_000  # Kafka has 6 s, which its clients' own tests do not keep
+    kafka_share_beat_ms: int = 5_000  # a consumer of a share group is heard of so often, as Kafka wants it,
+    kafka_share_session_ms: int = 45_000  # and gone after so long of silence
+    kafka_share_idle_ms: int = 120_000  # its session gives way to another's after so long, if it must
+    kafka_shortest_lease_ms: int = 1_000  # that its group may be configured with
+    kafka_release_ms: int = 1_000  # what it releases comes again at once, then after this, doubled each time,
+    kafka_longest_release_ms: int = 60_000  # up to this
     admit_s: float = 0.004  # for opening a batch on the loop; the rest is done in a thread
 
 
@@ -217,6 +233,7 @@ class ClientTuning:
     # App
     handler_run_s: float = 0.005  # a handler's loop lets others run after so long
     cancelled_s: float = 5.0  # handlers that were cancelled get so long to end
+    queue_told_s: float = 60.0  # between two lines in the log, while a worker waits for its queue
     tick_wait_s: float = 60.0  # then the clock is read again: it may have been moved
 
     # requests
@@ -241,8 +258,17 @@ class ClientTuning:
     # users' tests
     test_check_s: float = 0.005  # while a handler is at work, others may get something to do
 
+    # log records as messages
+    logs_linger_s: float = 0.2  # records wait so long for others, to leave together
+    logs_flush_s: float = 5.0  # at the end of a program, they are waited for no longer
+
     # the blocking SDK
     interrupted_s: float = 10.0  # an interrupted call gets so long to end
+
+    # Celery
+    prefetch_gather_s: float = 0.005  # a worker that has room for few messages asks for more so much later
+    reply_idle_s: float = 60.0  # a queue for replies or events that nobody reads is kept for so long at least
+    reply_queue_ms: int = 3_600_000  # a topic for replies that nobody has read for so long is deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +285,19 @@ class HttpTuning:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsoleTuning:
+    sample_s: float = 2.0  # how often the queue is measured while somebody views it,
+    quiet_sample_s: float = 10.0  # and while nobody does: for the charts
+    chart_step_s: float = 10.0  # between two points of a chart
+    detail_s: float = 0.2  # of a measurement, for ages and stopped keys of the groups that are worst
+    stream_s: float = 60.0  # a stream of figures ends, and the page asks for the next: who it is is checked
+    stop_check_s: float = 0.5  # so often a stream checks whether the broker is stopping
+    session_s: float = 12 * 3600.0  # a log-in that is not used for so long ends
+    login_s: float = 5.0  # the body of a log-in has to be there by then
+    search_s: float = 2.0  # a search for a key ends, and says how far it came
+
+
+@dataclass(frozen=True, slots=True)
 class SparkTuning:
     told_s: float = 1.0  # a group learns no more often how far the stream is
     wait_told_s: float = 1.0  # a wait for the queue that is longer is worth a line,
@@ -272,11 +311,14 @@ class SparkTuning:
 @dataclass(frozen=True, slots=True)
 class CliTuning:
     # commands
+    complete_s: float = 1.0  # a shell that completes a name waits no longer for a queue that is served
     consume_poll_s: float = 30.0  # one poll of `postroom consume`; the next follows at once
     drain_check_s: float = 0.2  # between two lines about a drain in its first phase,
     drained_check_s: float = 1.0  # and in its second
     route_wait_s: float = 20.0  # a change that somebody else makes is waited for no longer,
     route_check_s: float = 0.1  # and asked for so often
+    process_answer_s: float = 5.0  # a process of a worker that does not answer by then is not ready
+    reload_check_s: float = 0.3  # how often `postroom worker --reload` checks files
 
     # what `postroom doctor` finds worth a line
     old_transaction_ms: int = 60_000
@@ -308,6 +350,7 @@ class Tuning:
     wire: WireTuning = field(default_factory=WireTuning)
     client: ClientTuning = field(default_factory=ClientTuning)
     http: HttpTuning = field(default_factory=HttpTuning)
+    console: ConsoleTuning = field(default_factory=ConsoleTuning)
     spark: SparkTuning = field(default_factory=SparkTuning)
     cli: CliTuning = field(default_factory=CliTuning)
 
@@ -368,6 +411,10 @@ class Limits:
     partitions: int = 4
     retention_ms: int = 7 * 24 * 3_600_000
     retention_slice_rows: int = 64
+
+    # the audit log
+    audit_entries: int = 10_000  # administrative actions that are remembered; the oldest make room
+    audit_ms: int = 365 * 24 * 3_600_000  # and no longer than this
 
     # what jobs stage and publish (I20)
     staged_ms: int = 24 * 3_600_000  # a batch that nobody decided is dropped so long after its last segment

@@ -18,15 +18,15 @@ from .patience import connected
 __all__ = ["change"]
 
 _FEWEST, _MOST = 2, 12  # partitions
-_SHORTEST_S, _LONGEST_S = 0.05, 0.6  # between two changes
+_SHORTEST_S = 0.05  # between two changes
 _ALIKE = 0.3  # of the splits are in the middle; others are anywhere
 
 
-async def change(url: str, shards: dict[str, str], topic: str, journal: str) -> None:
+async def change(url: str, shards: dict[str, str], topic: str, journal: str, longest_s: float) -> None:
     mq = await connected(url, shards)
     notes = Journal(journal)
     while True:
-        await asyncio.sleep(random.uniform(_SHORTEST_S, _LONGEST_S))
+        await asyncio.sleep(random.uniform(_SHORTEST_S, longest_s))
         try:
             await _change(mq, topic, shards, notes)
         except (postroom.RouteConflict, postroom.UnknownPartition):

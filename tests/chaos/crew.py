@@ -12,18 +12,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from .checker import Outage, Trail
+from postroom.testing.check import Did, Event
+
 from .journal import Entry, read
+from .values import parse
 
 __all__ = ["Crew"]
 
 _ROOT = Path(__file__).parents[2]
+_DID: dict[str, Did] = {
+    "sending": "sending",
+    "confirmed": "confirmed",
+    "handled": "handled",
+    "settled": "settled",
+    "gone": "gone",
+}
 
 
 @dataclass(frozen=True)
@@ -49,13 +58,21 @@ class Crew:
     """Use as `with`: nothing is left running. `at_work` are those that live, by process id."""
 
     def __init__(
-        self, url: str, folder: Path, shards: Mapping[str, str] | None = None, *, served: str = ""
+        self,
+        url: str,
+        folder: Path,
+        shards: Mapping[str, str] | None = None,
+        *,
+        served: str = "",
+        embedded: Collection[str] = (),
     ) -> None:
-        """`served`: the address of brokers that all but the brokers themselves connect to."""
+        """`served`: the address of brokers that all but the brokers themselves connect to, and those whose
+        role or topic is `embedded`."""
         self._url, self._folder, self._shards, self._served = url, folder, dict(shards or {}), served
+        self._embedded = {"broker", *embedded}
         self.at_work: dict[int, _Worker] = {}
         self.killed: dict[str, int] = {}
-        self.outages: list[Outage] = []
+        self.outages: list[Event] = []
         self._runs = 0
         self._nursery = subprocess.Popen(
             [sys.executable, "-m", "tests.chaos.nursery"],
@@ -88,24 +105,24 @@ class Crew:
         """A member of a broadcast group; None: one without a name."""
         self._start(_Job("member", topic, member or f"_{self._runs}", (member,)))
 
-    def change(self, topic: str, name: str) -> None:
-        """Change its route, again and again."""
-        self._start(_Job("changer", topic, name, ()))
+    def change(self, topic: str, name: str, longest_s: float = 0.6) -> None:
+        """Change its route, again and again, at most so long after the change before."""
+        self._start(_Job("changer", topic, name, (longest_s,)))
 
     def operate(self, topic: str, name: str, group: str) -> None:
         """Look after what stopped in the group."""
         self._start(_Job("operator", topic, name, (group,)))
 
-    def serve(self, port: int) -> None:
-        """A broker on that port."""
-        self._start(_Job("broker", "-", str(port), (port,)))
+    def serve(self, port: int, advertise: str = "") -> None:
+        """A broker on that port; `advertise`: the address that clients are told."""
+        self._start(_Job("broker", "-", str(port), (port, advertise)))
 
     def _start(self, job: _Job) -> None:
         self._runs += 1
         worker = _Worker(job, self._runs, 0)
         journal = str(self._folder / f"{worker.title}.journal")
         identity = (job.name, self._runs) if job.role == "producer" else ()
-        served = self._served and job.role != "broker"
+        served = self._served and not {job.role, job.topic} & self._embedded
         url, shards = (self._served, {}) if served else (self._url, self._shards)
         arguments = [url, shards, job.topic, journal, *identity, *job.arguments]
         errors = str(self._folder / f"{worker.title}.errors")
@@ -176,14 +193,17 @@ class Crew:
 
     # ---- what they left ----
 
-    def trail(self, topic: str, group: str) -> Trail:
-        """What concerns one group."""
-        return Trail(
-            producers=self.journals(f"producer-{topic}-*"),
-            consumers=self.journals(f"consumer-{topic}-{group}-*"),
-            killed=self.killed,
-            outages=self.outages,
-        )
+    def history(self, topic: str, group: str) -> list[Event]:
+        """What concerns one group, for the checkers."""
+        notes = {**self.journals(f"producer-{topic}-*"), **self.journals(f"consumer-{topic}-{group}-*")}
+        events = [
+            Event(entry.at, _DID[entry.verb], title, entry.value, parse(entry.value).key)
+            for title, entries in notes.items()
+            for entry in entries
+            if entry.verb in _DID
+        ]
+        killed = [Event(at, "killed", title) for title, at in self.killed.items()]
+        return [*events, *killed, *self.outages]
 
     def lives(self, role: str) -> dict[str, list[Entry]]:
         """What those of this role noted: by name, over all runs; without a name, only who lives."""

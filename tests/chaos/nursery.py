@@ -10,6 +10,7 @@ when whoever started it is gone. It never connects to anything itself: a fork be
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import os
 import signal
@@ -51,6 +52,7 @@ def _start(role: str, arguments: list[Any], errors: str) -> int:
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.dup2(0, 1)
         os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        faulthandler.enable()  # a crash leaves where it was
         asyncio.run(ROLES[role](*arguments))
         status = 0
     except BaseException:

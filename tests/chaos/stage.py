@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 import postroom
+from postroom.testing import check
 
-from .checker import check
 from .crew import Crew
 from .values import parse
 
@@ -30,11 +30,16 @@ __all__ = [
     "kill_at_random",
     "make_topic",
     "until",
+    "verdict",
 ]
 
 LONG = "POSTROOM_CHAOS_SECONDS" in os.environ
 SECONDS = float(os.environ.get("POSTROOM_CHAOS_SECONDS", "3"))
 ENOUGH = 50  # messages, for a verdict
+_HELD_NS = 4_000_000_000  # whom a crash forgot has a message for so long, a lease and some more
+_LAZY_NS = 3_000_000_000
+"""PostgreSQL flushes what was committed lazily within three times `wal_writer_delay`, 0.6 s, and as long as a
+flush takes: seconds, on a disk that has much else to write."""
 GROUPS = {"billing": False, "ledger": True}
 """By name: whether it is ordered."""
 
@@ -79,14 +84,14 @@ async def kill_at_random(crew: Crew) -> None:
         crew.kill_any()
 
 
-async def finish(mq: postroom.Connection, crew: Crew, topic: str) -> None:
+async def finish(mq: postroom.Connection, crew: Crew, topic: str, seconds: float = 60) -> None:
     """No more is sent; what was sent is settled by those who live, and then they go.
 
     On a busy machine the time of trouble may have been too short for enough messages.
     """
     await until(lambda: crew.count("confirmed", topic) > ENOUGH, "enough is confirmed")
     crew.dismiss("producer")
-    await drained(mq, topic)
+    await drained(mq, topic, seconds)
     crew.dismiss("consumer")
 
 
@@ -129,12 +134,17 @@ async def judge(
     twice = [value for value, count in Counter(stored).items() if count > 1]
     assert not twice, f"{len(twice)} messages were stored twice: {twice[:5]}"
     for group, ordered in groups.items():
-        trail = crew.trail(topic, group)
-        report = check(trail, ordered=ordered, since_ns=since_ns)
+        report = verdict(crew, topic, group, ordered=ordered, since_ns=since_ns)
         print(f"{topic}/{group}: {len(crew.killed)} kills, {len(crew.outages)} outages, {report}")
         assert report.clean, f"{topic}/{group}: {report}"
         assert report.confirmed > ENOUGH, report
         await _judge_dead_letters(mq, topic, group, stored, some_lost=since_ns > 0)
+
+
+def verdict(crew: Crew, topic: str, group: str, *, ordered: bool = False, since_ns: int = 0) -> check.Verdict:
+    """What became of the messages of one group."""
+    history = crew.history(topic, group)
+    return check.group(history, ordered=ordered, since=since_ns, lease_ns=_HELD_NS, lazy_ns=_LAZY_NS)
 
 
 async def _judge_dead_letters(

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 
 import postroom
+from postroom.testing.check import Event
 from tests.ready import both, ready
 from tests.servers.places import free_port
 from tests.servers.server import Server
 
-from .checker import Outage
 from .crew import Crew
 from .stage import LONG, SECONDS, finish, hire, judge, make_topic, until
 
@@ -121,7 +121,7 @@ async def test_the_database_restarts_under_brokers(
         begin, crash = time.time_ns(), random.random() < 0.5
         await asyncio.to_thread(server.kill if crash else lambda: server.stop("fast"))
         # what the database has confirmed and forgets may be noted a moment later: brokers pass it on
-        crew.outages.append(Outage(begin, time.time_ns() + 500_000_000, crash=crash))
+        crew.outages.append(Event(begin, "outage", until=time.time_ns() + 500_000_000, crash=crash))
         await asyncio.sleep(1)
         await asyncio.to_thread(server.start)
         how = "killed" if crash else "restarted"

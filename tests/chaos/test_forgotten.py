@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,8 @@ import pytest
 import postroom
 
 from .crew import Crew
-from .journal import Entry
 from .member_process import GROUP
+from .missed import missed
 from .stage import LONG, SECONDS, hire, judge, make_topic, until
 
 _TOPIC = "orders"
@@ -84,7 +83,7 @@ async def _heal(mq: postroom.Connection, crew: Crew) -> None:
     await until(lambda: crew.count("confirmed") > confirmed + 200, "messages flow")
     crew.dismiss("producer")
     try:
-        await until(lambda: not _uncovered(crew), "everything arrives")
+        await until(lambda: not missed(crew, _TOPIC), "everything arrives")
     except AssertionError as late:
         raise AssertionError(f"missed, and not told: {_summary(crew)}") from late
     await _caught_up(mq, "ledger")
@@ -103,28 +102,6 @@ async def _caught_up(mq: postroom.Connection, group: str) -> None:
     print(f"{group}: caught up in {time.monotonic() - began:.1f} s")
 
 
-# ---- what must not be ----
-
-
-def _uncovered(crew: Crew) -> dict[str, list[str]]:
-    """By member, messages that it neither handled nor was told of."""
-    notes = [entry for entries in crew.trail(_TOPIC, "-").producers.values() for entry in entries]
-    sent = {entry.value: entry.at for entry in notes if entry.verb == "sending"}
-    confirmed = {entry.value: sent[entry.value] for entry in notes if entry.verb == "confirmed"}
-    lives = {title: entries for title, entries in crew.lives("member").items() if entries}
-    found = {title: _missing(confirmed, entries) for title, entries in lives.items()}
-    return {title: values for title, values in found.items() if values}
-
-
-def _missing(confirmed: dict[str, int], entries: Iterable[Entry]) -> list[str]:
-    entries = list(entries)
-    ready = min((entry.at for entry in entries if entry.verb == "ready"), default=None)
-    told = max((entry.at for entry in entries if entry.verb == "missed"), default=0)
-    handled = {entry.value for entry in entries if entry.verb == "handled"}
-    if ready is None:
-        return []
-    return [value for value, at in confirmed.items() if at > max(ready, told) and value not in handled]
-
-
 def _summary(crew: Crew) -> dict[str, str]:
-    return {title: f"{len(values)}, such as {values[:3]}" for title, values in _uncovered(crew).items()}
+    found = missed(crew, _TOPIC)
+    return {title: f"{len(values)}, such as {values[:3]}" for title, values in found.items()}

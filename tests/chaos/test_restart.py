@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import postroom
+from postroom.testing.check import Event
 from tests.ready import both, ready
 from tests.servers.server import Server
 
-from .checker import Outage
 from .crew import Crew
 from .stage import LONG, SECONDS, finish, hire, judge, make_topic, until
 
@@ -47,7 +47,7 @@ async def _fail(server: Server, way: str, crew: Crew) -> None:
     """Returns when everybody is at work again."""
     begin = time.time_ns()
     await asyncio.to_thread(server.kill if way == "kill" else lambda: server.stop(way))
-    crew.outages.append(Outage(begin, time.time_ns(), crash=way != "fast"))
+    crew.outages.append(Event(begin, "outage", until=time.time_ns(), crash=way != "fast"))
     before = crew.count("settled")
     await asyncio.sleep(random.uniform(1, 3) if LONG else 1)
     await asyncio.to_thread(server.start)

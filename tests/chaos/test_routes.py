@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 import postroom
+from postroom.testing import check
 from tests.ready import ready
 from tests.servers import MariaServer, PostgresServer
 
-from .checker import check
 from .crew import Crew
 from .stage import LONG, SECONDS, finish, hire, judge, make_topic, until
 
@@ -117,7 +117,7 @@ async def _all_handled(crew: Crew) -> None:
     """By every group; if not within two minutes, the verdict names what is lost."""
     began = time.monotonic()
     for group in _GROUPS:
-        while check(crew.trail("orders", group)).lost:
+        while check.group(crew.history("orders", group)).of("lost"):
             await asyncio.sleep(0.5)
             if time.monotonic() > began + 120:
                 return

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 import postroom
+from postroom.testing.check import Event
 from tests.ready import opened
 from tests.servers import MariaServer, PostgresServer, Proxy
 from tests.servers.server import Server
 
-from .checker import Outage
 from .crew import Crew
 from .stage import LONG, SECONDS, drained, hire, judge, make_topic, until
 
@@ -101,7 +101,7 @@ async def _fail(shards: Shards, way: str, crew: Crew) -> None:
     await _go_on(crew, way)
     await asyncio.sleep(random.uniform(1, 3) if LONG else 0.5)
     await asyncio.to_thread(shards.come_back, way)
-    crew.outages.append(Outage(begin, time.time_ns(), crash=way == "kill"))
+    crew.outages.append(Event(begin, "outage", until=time.time_ns(), crash=way == "kill"))
     settled, stored = crew.count("settled", "keyed"), crew.count("confirmed", "keyed")
     await until(
         lambda: crew.count("settled", "keyed") > settled + 50 and crew.count("confirmed", "keyed") > stored,

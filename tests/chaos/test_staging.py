@@ -8,12 +8,15 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 import postroom.sync
 from tests.chaos.staging_process import KEYS, run
 
 KILLS, END = 4, 1_000_000
 
 
+@pytest.mark.slow("kills processes for seconds")
 def test_a_job_that_is_killed_again_and_again(tmp_path: Path) -> None:
     url, checkpoint, chance = f"sqlite:///{tmp_path}/q.db", tmp_path / "checkpoint", random.Random()
     with postroom.sync.connect(url) as mq:

@@ -18,9 +18,8 @@ import pytest
 
 import postroom
 
-from .checker import Trail, check
 from .crew import Crew
-from .stage import SECONDS, drained, hire, until
+from .stage import SECONDS, drained, hire, until, verdict
 from .values import parse
 
 _GROUPS = {"ledger": True}
@@ -58,31 +57,30 @@ async def _kill_at_random(crew: Crew) -> None:
 
 
 async def _judge(mq: postroom.Connection, crew: Crew) -> None:
-    trail = crew.trail("orders", "ledger")
-    report = check(trail, ordered=True)
+    report = verdict(crew, "orders", "ledger", ordered=True)
     noted = {verb: set(crew.values("operator", verb)) for verb in ("skips", "skipped", "drops", "dropped")}
     letters = Counter([one.value.decode() for one in await mq.dead_letters("orders", "ledger", limit=10**6)])
     done = {verb: len(crew.values("operator", verb)) for verb in ("restarted", "skipped", "dropped")}
     print(f"{len(crew.killed)} kills, {done}, {len(letters)} dead letters; {report}")
-    assert not (report.strange or report.repeated or report.out_of_order), report
+    assert {fault.kind for fault in report.faults} <= {"lost"}, report
     assert report.confirmed > 50, report
-    lost = [value for value in report.lost if value not in noted["drops"] and value not in letters]
+    lost = [value for value in report.of("lost") if value not in noted["drops"] and value not in letters]
     assert not lost, f"{len(lost)} messages were neither handled nor decided about: {lost[:5]}"
     assert [value for value, count in letters.items() if count > 1] == [], "moved twice (I12)"
     assert noted["skipped"] <= letters.keys(), "skipped, and not among the dead letters"
     to_die = {value for value in letters if parse(value).fate == "dead"}
     assert letters.keys() <= to_die | noted["skips"], "a dead letter that nobody asked for"
-    assert _handled_later(crew, trail) == [], "handled after it was skipped or dropped"
+    assert _handled_later(crew) == [], "handled after it was skipped or dropped"
 
 
-def _handled_later(crew: Crew, trail: Trail) -> list[str]:
+def _handled_later(crew: Crew) -> list[str]:
     """What somebody began to handle after an operator had noted that it is done with."""
     ended: dict[str, int] = {}
     for notes in crew.journals("operator-*").values():
         ended.update({entry.value: entry.at for entry in notes if entry.verb in ("skipped", "dropped")})
     return [
         entry.value
-        for notes in trail.consumers.values()
+        for notes in crew.journals("consumer-orders-ledger-*").values()
         for entry in notes
         if entry.verb == "handled" and entry.at > ended.get(entry.value, entry.at)
     ]

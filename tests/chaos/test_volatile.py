@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import postroom
+from postroom.testing.check import Event
 from tests.ready import ready
 from tests.servers import PostgresServer
 
-from .checker import Outage
 from .crew import Crew
 from .stage import LONG, SECONDS, drained, finish, hire, judge, kill_at_random, make_topic, until
 
@@ -69,5 +69,5 @@ async def _sent_again(crew: Crew, topic: str) -> None:
 async def _crash(server: PostgresServer, crew: Crew) -> None:
     begin = time.time_ns()
     await asyncio.to_thread(server.kill)
-    crew.outages.append(Outage(begin, time.time_ns(), crash=True))
+    crew.outages.append(Event(begin, "outage", until=time.time_ns(), crash=True))
     await asyncio.to_thread(server.start)

@@ -51,10 +51,12 @@ everywhere = pytest.mark.stores(*EVERYWHERE)
 real_time = pytest.mark.parametrize("clock", [None], ids=["real time"])
 only_file = pytest.mark.stores("sqlite")
 dialect = pytest.mark.parts(
-    *("appending", "catalog", "concurrency", "duties", "ids", "moving", "polling", "reading", "schedule"),
-    "served",
+    *("appending", "catalog", "concurrency", "duties", "ids", "listing", "moving", "polling", "reading"),
+    *("schedule", "served"),
 )
-routing = pytest.mark.parts("catalog", "concurrency", "moving", "routes", "schedule", "staging_published")
+routing = pytest.mark.parts(
+    *("catalog", "concurrency", "listing", "moving", "routes", "schedule", "staging_published")
+)
 smoke = pytest.mark.parts("appending", "concurrency")
 embedded = pytest.mark.embedded
 """`@embedded("why")`: the test is about what a broker in the process of its user does."""

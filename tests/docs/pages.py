@@ -5,6 +5,7 @@ Decides what counts as a runnable block:
     ```python              runs, in the page's namespace; top-level `await` is allowed
     ```python no-run       is only compiled
     ```python file=app.py  is written to that file, and compiled
+    ```python append=a.py  is added to that file's end, and compiled
     ```console             lines that start with `$ ` run in a shell; the lines below are their output
     ```console no-run      is not run
 
@@ -37,6 +38,7 @@ class Block:
     text: str
     run: bool
     file: str | None
+    added: bool = False  # to a file that is there
 
     def __str__(self) -> str:
         return f"{page_id(self.page)}:{self.line}"
@@ -54,15 +56,17 @@ def blocks(page: Path) -> list[Block]:
 def _block(page: Path, text: str, found: re.Match[str]) -> Block:
     language, *words = found["info"].split() or [""]
     line = text.count("\n", 0, found.start("text")) + 1
-    run, file = True, None
+    run, file, added = True, None, False
     for word in words:
         if word == "no-run":
             run = False
         elif word.startswith("file=") and language == "python":
             run, file = False, word.removeprefix("file=")
+        elif word.startswith("append=") and language == "python":
+            run, file, added = False, word.removeprefix("append="), True
         else:
             raise ValueError(f"{page_id(page)}:{line}: what is {word!r} behind ```{language}?")
-    return Block(page, line, language, found["text"], run, file)
+    return Block(page, line, language, found["text"], run, file, added)
 
 
 def prose(page: Path) -> str:

@@ -25,7 +25,9 @@ from postroom.http import administration, messages, monitoring
 from tests.docs.pages import PAGES, ROOT, page_id
 
 ID = re.compile(r"(?<![\w.+/-])[RI][1-9][0-9]?(?![\w-])")
-DEVELOPERS = {ROOT / "docs" / name for name in ("store-contract.md", "PROTOCOL.md", "protocol-operations.md")}
+DEVELOPERS = {ROOT / "docs" / name for name in (
+    "how-it-is-proven.md", "store-contract.md", "PROTOCOL.md", "protocol-operations.md",
+)}  # fmt: skip
 PUBLIC = (
     "postroom",
     "postroom.sync",

@@ -49,8 +49,20 @@ def _param(page: Path) -> Any:
     return pytest.param(page, id=page_id(page), marks=pytest.mark.timeout(seconds))
 
 
+TUTORIAL = [page for page in PAGES if page.parent.name == "tutorial"]
+
+
+@pytest.mark.slow("starts programs")
 @pytest.mark.usefixtures("fresh_directory")
-@pytest.mark.parametrize("page", [_param(page) for page in PAGES])
+@pytest.mark.timeout(3 * PAGE_SECONDS)
+def test_the_tutorial_does_what_it_shows_from_its_first_part_to_its_last() -> None:
+    assert [page.name[0] for page in TUTORIAL] == ["1", "2", "3", "4"]
+    run_page([block for page in TUTORIAL for block in blocks(page)])
+
+
+@pytest.mark.few(12, "each starts programs")
+@pytest.mark.usefixtures("fresh_directory")
+@pytest.mark.parametrize("page", [_param(page) for page in PAGES if page not in TUTORIAL])
 def test_a_page_does_what_it_shows(
     page: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +102,9 @@ def run_page(found: list[Block]) -> None:
 def run_python(block: Block, shown: Shown, names: dict[str, Any], runner: asyncio.Runner) -> None:
     """Outside a loop unless it awaits, so that `asyncio.run` and `postroom.sync` work as in a program."""
     if block.file is not None:
-        Path(block.file).write_text(block.text, encoding="utf-8")
+        with Path(block.file).open("r+" if block.added else "w", encoding="utf-8") as file:  # r+: it is there
+            file.seek(0, os.SEEK_END)
+            file.write(block.text)
     if not block.run:
         compile(block.text, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         return
@@ -196,7 +210,7 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 def page_of(root: Path, text: str) -> list[Block]:
     path = root / "page.md"
     path.write_text(text, encoding="utf-8")
-    return [Block(PAGES[0], b.line, b.language, b.text, b.run, b.file) for b in blocks(path)]
+    return [Block(PAGES[0], b.line, b.language, b.text, b.run, b.file, b.added) for b in blocks(path)]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +223,8 @@ def page_of(root: Path, text: str) -> list[Block]:
         "```python\nlist(range(50))  # -> [0, 1, ..., 49]\n```",
         "```python no-run\nawait nothing_of_the_kind\n```",
         "```python file=mine.py\nvalue = 7\n```\n```python\nfrom mine import value\nvalue  # -> 7\n```",
+        "```python file=a.py\nx = 1\n```\n```python append=a.py\nx += 1\n```\n"
+        "```python\nimport a\na.x  # -> 2\n```",
         "```console\n$ echo one; echo two\none\n…\n$ false  # exit 1\n```",
         "```console\n$ timeout 60 python -c 'import time; print(1); time.sleep(99)'  # exit 130\n1\n…\n```",
         "```console no-run\n$ exit 9\n```",
@@ -250,6 +266,7 @@ def test_pages_may_have_files_of_the_same_name(tmp_path: Path, value: int) -> No
         "```python\nassert False\n```",
         "```python no-run\nthis is no python\n```",
         "```python sometimes\n1\n```",
+        "```python append=not-there.py\n1\n```",
         "```console\n$ false\n```",
         "```console\n$ true  # exit 2\n```",
         "```console\n$ echo one\ntwo\n```",
@@ -257,5 +274,5 @@ def test_pages_may_have_files_of_the_same_name(tmp_path: Path, value: int) -> No
     ],
 )
 def test_an_untrue_page_fails(fresh_directory: Path, text: str) -> None:
-    with pytest.raises((AssertionError, SyntaxError, ValueError)):
+    with pytest.raises((AssertionError, SyntaxError, ValueError, FileNotFoundError)):
         run_page(page_of(fresh_directory, text))

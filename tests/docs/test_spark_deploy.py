@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.deployed import containers, manifests
 from tests.docs.pages import ROOT
 from tests.docs.test_reference import unknown_words
 
@@ -50,6 +51,15 @@ def test_manifests_run_what_is_there() -> None:
     assert [f"pyspark=={version}" for version in versions] == [
         line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("pyspark==")
     ]
+
+
+def test_claims_and_pods_of_the_manifests_fit_each_other() -> None:
+    for path in sorted(DEPLOY.glob("*.yaml")):
+        made = {one.metadata.name for one in manifests(path) if one.kind == "PersistentVolumeClaim"}
+        for pod, container in containers(path).values():
+            volumes = {one.name: one.persistent_volume_claim.claim_name for one in pod.volumes}
+            assert set(volumes.values()) <= made
+            assert {mount.name for mount in container.volume_mounts} <= set(volumes)
 
 
 @pytest.mark.parametrize("name", MANIFESTS)

@@ -20,7 +20,7 @@ __all__ = ["ARRAYS", "answer_of", "every_operation", "fields_of", "operation_row
 ARRAYS = (
     messages.Hello, messages.Welcome, messages.BrokerInfo, messages.BrokerList, messages.Cancel, r.Ask,
     r.Answer, messages.Failure, batches.BatchHead, batches.FetchedHead, batches.PollHead,
-    batches.GrantHead, batches.LettersHead, batches.StoppedHead,
+    batches.GrantHead, batches.LettersHead, batches.StoppedHead, batches.DelayedHead,
 )  # fmt: skip
 """Those that travel as arrays, besides requests."""
 
@@ -49,7 +49,7 @@ def type_text(kind: Any) -> str:
         return "nil"
     name: str = kind.__name__
     return {"RouteHead": "Route", "FetchedHead": "Fetched", "PollHead": "Polled", "GrantHead": "Grant",
-            "LettersHead": "Letters", "StoppedHead": "Stopped",
+            "LettersHead": "Letters", "StoppedHead": "Stopped", "DelayedHead": "Delayed",
             "BatchHead": "Batch"}.get(name, name)  # fmt: skip
 
 
@@ -75,7 +75,8 @@ def shown(fields: list[tuple[str, str, bool]]) -> str:
 
 
 def answer_of(operation: Operation) -> str:
-    return type_text(batches.head_of(operation))
+    last = type_text(batches.head_of(operation))
+    return f"{type_text(operation.early_reply)}, then {last}" if operation.early else last
 
 
 def operation_rows() -> list[tuple[str, str, str, str, str]]:

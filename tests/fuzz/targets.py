@@ -18,6 +18,8 @@ from postroom.kafka import messages as kafka_messages
 from postroom.kafka import session as kafka_session
 from postroom.model.messages.admission import admit
 from postroom.model.messages.batch import BatchBuilder, records, stamp, verify
+from postroom.model.share_session import OPENS, Acquired, InvalidAckError, ShareSession, acknowledged
+from postroom.model.subscription import topics_wanted
 from postroom.wire import messages as m
 from postroom.wire.frames import PREFIX_BYTES, REPLY, Frame, FrameParser, encode
 from postroom.wire.messages import raised
@@ -54,6 +56,24 @@ def _parsed(pieces: list[bytes]) -> tuple[list[Any], bool]:
     return found, False
 
 
+def _acknowledge(request: Any) -> None:
+    """What a share consumer says of its messages costs no more than what it has."""
+    session = ShareSession()
+    session.advance(OPENS)
+    session.acquire((None, 0), Acquired(0, 9, "orders", 1, 0, 1, 1, 1))
+    for topic in request.topics:
+        for one in topic.partitions:
+            batches = one.acknowledgement_batches
+            each = ((b.first_offset, b.last_offset, b.acknowledge_types) for b in batches)
+            try:
+                for said in acknowledged(each, renews=True):
+                    found, _ = session.settle((None, 0), said)
+                    assert all(said.first <= row.first <= row.last <= said.last for row in found)
+            except InvalidAckError:
+                pass
+    assert 0 <= session.in_flight <= 10
+
+
 def kafka(data: bytes) -> None:
     """A stream of a Kafka client: frames, headers and requests, whole or cut into pieces."""
     step, stream = max(1, data[0] if data else 1), data[1:]
@@ -71,7 +91,12 @@ def kafka(data: bytes) -> None:
                 for sent in kafka_hot.read_produce(asked.version, asked.body).sent:
                     verify(sent.batch or b"")
             elif asked.api.name != "api_versions":
-                kafka_messages.read_request(asked.api.key, asked.version, asked.body)
+                request = kafka_messages.read_request(asked.api.key, asked.version, asked.body)
+                if asked.api.name in ("share_fetch", "share_acknowledge"):
+                    _acknowledge(request)
+                if asked.api.name == "join_group":
+                    protocols = tuple((one.name, one.metadata) for one in request.protocols)
+                    topics_wanted("consumer", protocols)
         except PostroomError:
             pass
 
@@ -168,7 +193,38 @@ _KAFKA = (
     ),
     (1, 4, struct.pack(">iiiibih", -1, 500, 1, 100, 0, 1, 1) + b"a" + struct.pack(">iiqi", 1, 0, 0, 100)),
     (2, 1, struct.pack(">iih", -1, 1, 1) + b"a" + struct.pack(">iiq", 1, 0, -1)),
-)
+    # JoinGroup, SyncGroup, OffsetCommit, OffsetFetch
+    (
+        11,
+        0,
+        struct.pack(">h", 1)
+        + b"g"
+        + struct.pack(">ihh", 10_000, 0, 8)
+        + b"consumer"
+        + struct.pack(">ih", 1, 1)
+        + b"r"
+        + struct.pack(">i", 10)
+        + b"\0\1\0\0\0\1\0\1ab",
+    ),
+    (14, 0, struct.pack(">h", 1) + b"g" + struct.pack(">ihih", 1, 0, 1, 1) + b"m" + struct.pack(">i", 0)),
+    (
+        8,
+        2,
+        struct.pack(">h", 1)
+        + b"g"
+        + struct.pack(">ihqih", 1, 0, -1, 1, 1)
+        + b"a"
+        + struct.pack(">iiqh", 1, 0, 5, -1),
+    ),
+    (9, 1, struct.pack(">h", 1) + b"g" + struct.pack(">ih", 1, 1) + b"a" + struct.pack(">ii", 1, 0)),
+    (76, 1, b"\0\2g\2m" + struct.pack(">i", 0) + b"\0\2\2a\0"),
+    (
+        79,
+        1,
+        b"\0\2g\2m" + struct.pack(">i", 1) + b"\2" + bytes(16) + b"\2" + struct.pack(">i", 0)
+        + b"\2" + struct.pack(">qq", 0, 2) + b"\4\1\2\3\0\0\0\0",
+    ),
+)  # fmt: skip
 
 SEEDS: dict[str, list[bytes]] = {
     "kafka": [b"\x05" + _kafka_frame(*one) for one in _KAFKA],

@@ -37,6 +37,7 @@ def test_no_bytes_do_harm(name: str, data: st.DataObject) -> None:
     TARGETS[name](data.draw(st.binary(max_size=300)))
 
 
+@pytest.mark.slow("fuzzes for seconds")
 @pytest.mark.skipif(importlib.util.find_spec("atheris") is None, reason="atheris is not installed: make fuzz")
 def test_two_seconds_of_fuzzing_find_nothing(tmp_path: Path) -> None:
     command = [

@@ -171,7 +171,7 @@ async def served() -> AsyncIterator[tuple[Any, httpx.AsyncClient]]:
 
 def metric_families(app: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Name, type and labels of every metric of a served broker, then of an outbox's relay."""
-    for family in app.state.metrics.registry.collect():
-        yield family.name, family.type, tuple(family._labelnames)
+    for family in app.state.metrics.collector.collect():
+        yield family.name, family.type, family.labels
     for name in outbox_source._GAUGES:
         yield f"{name} (relay)", "gauge", ("table",)

@@ -10,5 +10,15 @@ from .mariadb import MariaServer
 from .pgbouncer import PgBouncer
 from .postgres import PostgresServer
 from .proxy import Proxy
+from .replica import MariaReplica
+from .standby import PostgresStandby
 
-__all__ = ["MariaServer", "MissingServer", "PgBouncer", "PostgresServer", "Proxy"]
+__all__ = [
+    "MariaReplica",
+    "MariaServer",
+    "MissingServer",
+    "PgBouncer",
+    "PostgresServer",
+    "PostgresStandby",
+    "Proxy",
+]

@@ -1,6 +1,6 @@
 #!/bin/sh
-# The servers the tests need: installed where that may be done, else said loudly. Never in the way of what is
-# asked for: without them those tests are skipped (or, with CI set, fail and say why).
+# The servers the tests need, and a browser for the console: installed where that may be done, else said loudly.
+# Never in the way of what is asked for: without them those tests are skipped (or, with CI set, fail and say why).
 #
 # Nothing is started: the tests run servers of their own, in temporary folders.
 set -u
@@ -20,11 +20,12 @@ installed initdb /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/po
     missing="$missing postgresql"
 installed mariadb-install-db && { installed mariadbd || installed mysqld; } || missing="$missing mariadb-server"
 installed pgbouncer || missing="$missing pgbouncer"
+installed chromium || installed chromium-browser || installed google-chrome || missing="$missing chromium fonts-dejavu-core"
 [ -z "$missing" ] && exit 0
 
 say_missing() {
     echo "!!" >&2
-    echo "!! Missing:$missing. Tests on real servers are skipped without it, and fail where CI is set." >&2
+    echo "!! Missing:$missing. Tests on real servers or in a browser are skipped without it, and fail where CI is set." >&2
     echo "!! $1" >&2
     echo "!!" >&2
 }

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["kill_tree", "running"]
+__all__ = ["children", "kill_tree", "running"]
 
 
 class _Process(NamedTuple):
@@ -26,13 +26,18 @@ def running(pid: int) -> bool:
     return process is not None and process.state != "Z"
 
 
+def children(pid: int) -> list[int]:
+    """Those that it started itself."""
+    return [child for child, process in _table().items() if process.parent == pid]
+
+
 def kill_tree(pid: int, *, timeout_s: float = 10) -> None:
     """SIGKILL to `pid` and its children, and back only when all of them are gone.
 
     The first is stopped before its children are listed: it can neither replace one nor tidy up after one.
     """
     os.kill(pid, signal.SIGSTOP)
-    victims = [pid, *(child for child, process in _table().items() if process.parent == pid)]
+    victims = [pid, *children(pid)]
     for victim in victims:
         try:
             os.kill(victim, signal.SIGKILL)

@@ -3,6 +3,8 @@
     cut()      every connection ends at once with a reset
     refuse()   new connections are refused; those that are open go on
     deaf()     bytes are taken and held back: both ends see a silent peer, as when a cable is pulled
+    slow(s)    every piece of an answer comes so much later, as from a server whose disk is slow
+    lead_to()  new connections go to another server
     heal()     all of that is over; what was held back arrives, as TCP delivers it when the cable is back
 
 `deaf("answers")` lets requests through and holds the answers back. With a `cut()` after it the server has
@@ -64,8 +66,16 @@ class Proxy:
 
         self._call(shut)
 
+    def slow(self, seconds: float) -> None:
+        """Each piece of an answer comes so much later."""
+        self._answers.delay_s = seconds
+
     def heal(self) -> None:
         self._wait_for(self._mend())
+
+    def lead_to(self, target_port: int) -> None:
+        """New connections go to another server, as an address does that moves after a failover."""
+        self._target_port = target_port
 
     def close(self) -> None:
         """May be called twice."""
@@ -97,6 +107,7 @@ class Proxy:
     # --- in the proxy's thread ------------------------------------------------------------------------
 
     async def _mend(self) -> None:
+        self._answers.delay_s = 0.0
         self._requests.open()
         self._answers.open()
         if self._listening is None:
@@ -162,10 +173,11 @@ class Proxy:
 
 
 class _Gate:
-    """Bytes wait in front of it while it is shut."""
+    """Bytes wait in front of it while it is shut, and for its delay."""
 
     def __init__(self) -> None:
         self._open = asyncio.Event()
+        self.delay_s = 0.0
 
     def open(self) -> None:
         self._open.set()
@@ -174,6 +186,8 @@ class _Gate:
         self._open.clear()
 
     async def passed(self) -> None:
+        if self.delay_s:
+            await asyncio.sleep(self.delay_s)
         await self._open.wait()
 
 

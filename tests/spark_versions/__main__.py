@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("4.0", "4.1", "4.2", "4.3")
 MODES = ("classic", "connect")
 SECONDS = 1800
+_EXTRAS = ("cli", "uvloop", "spark", "server")
 
 
 def environment(where: Path, version: str) -> Path:
@@ -32,7 +33,8 @@ def environment(where: Path, version: str) -> Path:
     if not stamp.exists():
         settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         extras = settings["optional-dependencies"]
-        needed = [*settings["dependencies"], *extras["spark"], *extras["server"]]
+        named = [*settings["dependencies"], *(one for name in _EXTRAS for one in extras[name])]
+        needed = [one for one in named if not one.startswith("postroom[")]
         pins = (ROOT / "constraints.txt").read_text().splitlines()
         where.mkdir(parents=True, exist_ok=True)
         constraints = where / "constraints.txt"

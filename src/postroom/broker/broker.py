@@ -10,11 +10,11 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 from ..address import Address
 from ..clock import Clock, SystemClock
@@ -26,22 +26,17 @@ from ..endpoint.values import (
     GroupInfo,
     Held,
     Lag,
-    PollReply,
-    PollRequest,
     RateInfo,
     ResetPlan,
-    Settle,
-    SettleReply,
     ShardInfo,
     StoppedMessage,
     TopicInfo,
-    UnparkRequest,
 )
 from ..errors import PartitionSealed, PostroomError, StoreUnavailable, UsageError
 from ..model.access import Principal, kafka_producer, producer_of
 from ..model.delivery.delivery import Span
 from ..model.messages.batch import BatchHeader, TopicBounds, read_header, verify
-from ..model.messages.ids import digest, digests_of
+from ..model.messages.ids import digests_of
 from ..model.messages.requests import ReplyTopic
 from ..model.policy.bounds import Positions, make_room
 from ..model.policy.rate import Rate
@@ -53,10 +48,11 @@ from ..store.contract import Append, Appended, News, Store, StoredBatch, Topic
 from ..store.contract.values import Drawn
 from ..tasks import SingleFlight
 from .access import InThread
+from .audit import AuditVerbs, ForgetAudit
 from .deliver.fetch import FetchVerbs
 from .deliver.heartbeats import Beating
 from .deliver.ordered import OrderedDeliveries
-from .deliver.poll import HOLDERS, Polling
+from .deliver.poll import HOLDERS, Polling, PollVerbs
 from .deliver.readable import TailCache
 from .deliver.shared import Deliveries
 from .deliver.slow_lanes import Lanes
@@ -73,6 +69,7 @@ from .duties import (
 )
 from .metrics import Figures
 from .moves.dead_letters import DeadLetterOffice
+from .moves.delayed import DelayedVerbs
 from .moves.departures import Mover, leads_to_lane
 from .moves.staged import FinishDecisions, Publisher, StagingVerbs, StagingWork
 from .moves.unreadable import CheckBatches, letter_box
@@ -81,7 +78,9 @@ from .publish.backlog import BacklogGate
 from .publish.rates import Quotas, RateGate, Share
 from .shard_workers import ShardWork, never_stored
 from .topology.catalog_cache import CatalogCache, Listing
+from .topology.conversions import ConversionVerbs
 from .topology.groups import Groups, Resets
+from .topology.kafka_groups import ExpireKafkaGroups
 from .topology.route_changes import Drain, FinishChanges, RouteChanges, RouteHelp
 from .topology.topics import Admin, ForgetReplies, Replies
 from .waiters import Waiters
@@ -117,7 +116,7 @@ async def open_endpoint(
     return broker
 
 
-class Broker(StagingVerbs, FetchVerbs):
+class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs, PollVerbs):
     def __init__(self, store: Store, clock: Clock, limits: Limits = DEFAULTS) -> None:
         self.store, self.now_ms = store, store.now_ms
         self._clock, self._loop = clock, asyncio.get_running_loop()
@@ -174,6 +173,7 @@ class Broker(StagingVerbs, FetchVerbs):
         duties += [
             Retention(store, limits, self.listing, cautious),
             ExpireGroups(store, self._groups.forget, self.listing, cautious, tuning),
+            ExpireKafkaGroups(store, self.listing, tuning),
             FinishChanges(store, self._routes, self.listing),
         ]
         self._replies = Replies(store, limits, self._admin.delete_topic, self._catalog.forget)
@@ -182,7 +182,7 @@ class Broker(StagingVerbs, FetchVerbs):
             ForgetReplies(store, limits, self._replies.drop, self.listing),
         ]
         self._check = CheckBatches(store, tuning)
-        duties.append(self._check)
+        duties += [ForgetAudit(store, limits, cautious), self._check]
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread, cautious)
         self._identity_key: bytes | None = None
         self._holders_timer: asyncio.TimerHandle | None = None
@@ -456,10 +456,6 @@ class Broker(StagingVerbs, FetchVerbs):
             self._identity_key = await self._in_thread(self.store.access.key)
         return self._identity_key
 
-    async def cancel(self, topic: str, id: str) -> bool:
-        topic_id = (await self._topic(topic)).id
-        return await self._in_thread(self.store.schedule.cancel, topic_id, digest(id))
-
     async def _topic(self, name: str) -> Topic:
         known: Topic | None = self._catalog.known(("topic", name))
         return await self._looks.look(name, known, self._catalog.topic, name)
@@ -519,18 +515,6 @@ class Broker(StagingVerbs, FetchVerbs):
         concerned = await self._in_thread(self._ordered.leave, topic, group, member)
         await self._in_thread(self._groups.unsubscribe, topic, group, member)
         self._polling.notify_groups(concerned)
-
-    def poll(self, request: PollRequest) -> Coroutine[Any, Any, PollReply]:
-        return self._polling.poll(request)
-
-    async def unpark(self, request: UnparkRequest) -> PollReply:
-        return await self._polling.unpark(request)
-
-    async def hand_over(self, topic: str, group: str, token: int, partition_ids: Sequence[int]) -> None:
-        await self._polling.hand_over(topic, group, token, partition_ids)
-
-    def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> Coroutine[Any, Any, SettleReply]:
-        return self._polling.settle(topic, group, parts)
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
         return self._beating.beat(beats)

@@ -18,6 +18,7 @@ from ..errors import DeliveryError, PostroomError, StoreFull, UnknownGroup, Unkn
 from ..model.topology.names import REDRIVE_GROUP, base_of, dead_topic, is_unnamed
 from ..store.contract import Group, Store, Topic
 from .topology.catalog_cache import Listed, Listing, readers
+from .topology.kafka_groups import KafkaReaders
 
 __all__ = [
     "CutStrays",
@@ -77,19 +78,22 @@ class Retention:
         self._listing = listing or Listing(store.catalog)
         self._now_ms = now_ms or store.now_ms
         self._visits: dict[int, _Visit] = {}  # by topic id
+        self._kafka = KafkaReaders(store)
 
     def run_once(self) -> None:
         listed = self._listing.look()
         places = self._places(listed)
         self._visits = {topic_id: visit for topic_id, visit in self._visits.items() if topic_id in places}
         now = self._now_ms()
+        positions = self._store.kafka_groups.positions() if places else {}
         for topic_id, (topic, seen) in places.items():
             groups, last = listed.groups.get(topic_id, []), self._visits.get(topic_id)
-            found = (seen, topic.settings, tuple((group.id, group.generation) for group in groups))
+            kafka = positions.get(topic_id, {})
+            found = (seen, topic.settings, tuple((group.id, group.generation) for group in groups), kafka)
             if last is not None and last.found == found and now < last.due:
                 continue
             try:
-                self._visits[topic_id] = _Visit(found, self._drop(topic, groups))
+                self._visits[topic_id] = _Visit(found, self._drop(topic, groups, kafka))
             except (UnknownTopic, UnknownPartition):
                 pass  # it was deleted meanwhile
 
@@ -105,16 +109,19 @@ class Retention:
                 seen[partition_id] = (bounds, marks.get(partition_id))
         return places
 
-    def _drop(self, topic: Topic, all_groups: Sequence[Group]) -> int:
+    def _drop(self, topic: Topic, all_groups: Sequence[Group], kafka: Mapping[str, Mapping[int, int]]) -> int:
         """Returns when there may be more to drop, if nothing happens until then."""
         groups, due = readers(all_groups), _NEVER
         places = self._store.present(piece.partition_id for piece in topic.route.partitions)
         committed = self._store.usage.committed(groups, places)
+        others = self._kafka.committed(topic, self._store.log.bounds(places) if kafka else {}, kafka)
         for partition_id in places:
             if topic.settings.volatile:
                 self._store.log.skip_lost(partition_id)
                 due = min(due, self._now_ms() + self._limits.tuning.broker.volatile_check_ms)
-            needed = min((committed[group.id][partition_id] for group in groups), default=None)
+            lowest = [committed[group.id][partition_id] for group in groups]
+            lowest += [offsets[partition_id] for offsets in others.values() if partition_id in offsets]
+            needed = min(lowest, default=None)
             limit = self._trim(topic, partition_id, needed)
             swept = sweep(self._store, partition_id, self._limits, ids_from(self._now_ms(), topic))
             due = min(due, self._next(topic, partition_id, limit) if swept else 0)

@@ -1,4 +1,4 @@
-"""What a broker counts: plain numbers by labels, for whoever shows them (`http.monitoring` to Prometheus).
+"""What a broker counts: plain numbers by labels, for whoever shows them (`exposition`).
 
 Something is counted once for a batch or a request, never for a message. Bounded: once a tally has `_MOST`
 combinations of labels, further ones are counted together as "(other)", so that names made up by clients
@@ -10,18 +10,34 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..errors import PostroomError, StoreError, StoreFull
 from ..model.topology.names import base_of, base_topic
 
-__all__ = ["BOUNDS_S", "OTHER", "Figures", "Labels", "Spread", "Tally", "group_label", "topic_label"]
+__all__ = [
+    "BOUNDS_S",
+    "OTHER",
+    "WAIT_BOUNDS_S",
+    "Figures",
+    "Labels",
+    "Spread",
+    "Tally",
+    "group_label",
+    "topic_label",
+]
 
 Labels = tuple[str, ...]
 
 BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper edges of the buckets of a spread, in seconds."""
+
+WAIT_BOUNDS_S = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21600.0,
+    86400.0,
+)  # fmt: skip
+"""The same of waits, which last from milliseconds to days."""
 
 _MOST = 2000
 OTHER = "(other)"
@@ -49,19 +65,20 @@ class Tally:
 class Spread:
     """A count of durations in each bucket, for each combination of labels."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, bounds: Sequence[float] = BOUNDS_S) -> None:
+        self._lock, self._bounds = threading.Lock(), bounds
         self._found: dict[Labels, tuple[list[int], list[float]]] = {}
 
-    def add(self, labels: Labels, seconds: float) -> None:
+    def add(self, labels: Labels, seconds: float, count: int = 1) -> None:
+        """So many things took so long, each of them."""
         with self._lock:
             found = self._found.get(labels)
             if found is None:
                 if len(self._found) >= _MOST:
                     labels = (OTHER,) * len(labels)
-                found = self._found.setdefault(labels, ([0] * (len(BOUNDS_S) + 1), [0.0]))
-            found[0][bisect_left(BOUNDS_S, seconds)] += 1
-            found[1][0] += seconds
+                found = self._found.setdefault(labels, ([0] * (len(self._bounds) + 1), [0.0]))
+            found[0][bisect_left(self._bounds, seconds)] += count
+            found[1][0] += seconds * count
 
     def items(self) -> list[tuple[Labels, list[int], float]]:
         """For each: how many in each bucket (the last one has no upper edge), and their sum."""
@@ -86,6 +103,7 @@ class Figures:
     delivered: Tally = field(default_factory=Tally)  # messages
     redelivered: Tally = field(default_factory=Tally)  # messages, of those
     deliveries: Tally = field(default_factory=Tally)  # ranges
+    first_waits: Spread = field(default_factory=lambda: Spread(WAIT_BOUNDS_S))  # messages, by their wait
     settled: Tally = field(default_factory=Tally)  # messages, and by verdict
     lost: Tally = field(default_factory=Tally)  # ranges that were in other hands when they were settled
     dead: Tally = field(default_factory=Tally)  # messages

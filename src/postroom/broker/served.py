@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Protocol
 
 from ..address import Address
 from ..endpoint.asking import AskingEndpoint
-from ..endpoint.endpoint import Endpoint
+from ..endpoint.endpoint import Endpoint, OnSettled, Told
 from ..endpoint.operations import Operation
-from ..endpoint.values import Beat, Fetched, Held, PollReply, PollRequest, Settle, SettleReply
+from ..endpoint.values import Beat, Fetched, Grant, Held, PollReply, PollRequest, Settle, SettleReply
+from ..errors import PostroomError
+from ..model.audit import State
 from ..model.delivery.delivery import Span
 from ..model.messages.batch import read_header
 from ..store.contract import Appended, Store, Topic
@@ -30,11 +34,11 @@ from .access import InThread
 from .broker import Broker
 from .deliver.fetch import Wanted
 from .duties import DutyRunner
-from .metrics import Figures, group_label, topic_label
+from .metrics import Figures, Labels, group_label, topic_label
 from .presence import Presence
 from .topology.catalog_cache import Listing
 
-__all__ = ["MeteredBroker", "Servable", "figures_of", "measured", "unmeasured"]
+__all__ = ["MeteredBroker", "Servable", "embedded", "figures_of", "measured", "unmeasured"]
 
 
 class Servable(Endpoint, Protocol):
@@ -82,6 +86,18 @@ class Servable(Endpoint, Protocol):
     async def identity_key(self) -> bytes:
         """Returns the key that tells apart the ids of principals' producers."""
 
+    async def audited(
+        self,
+        action: str,
+        subject: tuple[str, str],
+        work: Callable[[], Awaitable[Any]],
+        *,
+        before: State | None = None,
+        after: Callable[[Any], State | None] = ...,
+        lasting: bool = False,
+    ) -> Any:
+        """Does an administrative action that is no operation, with its entry in the audit log."""
+
     async def add_shards(self, shards: Mapping[str, Address]) -> None:
         """Further databases of the queue, while it is in use. InvalidSetting if one cannot be that shard."""
 
@@ -96,7 +112,13 @@ def unmeasured(broker: Servable) -> Servable:
     return broker.itself if isinstance(broker, MeteredBroker) else broker
 
 
-def figures_of(broker: Servable) -> Figures | None:
+def embedded(endpoint: Endpoint) -> Broker | None:
+    """Returns the broker in this process that the endpoint is; None if it is somewhere else."""
+    found = endpoint.itself if isinstance(endpoint, MeteredBroker) else endpoint
+    return found if isinstance(found, Broker) else None
+
+
+def figures_of(broker: Endpoint) -> Figures | None:
     """Returns what was counted; None if this broker is not measured."""
     return broker.figures if isinstance(broker, MeteredBroker) else None
 
@@ -164,6 +186,9 @@ class MeteredBroker(AskingEndpoint):
     async def identity_key(self) -> bytes:
         return await self.itself.identity_key()
 
+    async def audited(self, *args: Any, **named: Any) -> Any:
+        return await self.itself.audited(*args, **named)
+
     async def add_shards(self, shards: Mapping[str, Address]) -> None:
         await self.itself.add_shards(shards)
 
@@ -180,6 +205,22 @@ class MeteredBroker(AskingEndpoint):
     ) -> Appended:
         with _Counted(self.figures, "append"):
             stored = await self.itself.append(topic, partition_id, batch, due_at=due_at, **more)
+        self._count_stored(topic, batch, stored, due_at)
+        return stored
+
+    def append_soon(self, topic: str, partition_id: int, batch: bytes, producer: str, told: Told) -> bool:
+        began = time.perf_counter()
+
+        def counted(found: Appended | PostroomError) -> None:
+            failure = found if isinstance(found, PostroomError) else None
+            self.figures.ended("append", time.perf_counter() - began, failure)
+            if not isinstance(found, PostroomError):
+                self._count_stored(topic, batch, found)
+            told(found)
+
+        return self.itself.append_soon(topic, partition_id, batch, producer, counted)
+
+    def _count_stored(self, topic: str, batch: bytes, stored: Appended, due_at: int = 0) -> None:
         figures, label = self.figures, (topic_label(topic),)
         header = read_header(batch)
         repeats = header.records if stored.duplicate else len(stored.repeats)
@@ -189,11 +230,14 @@ class MeteredBroker(AskingEndpoint):
             (figures.delayed if due_at else figures.published).add(label, header.records - repeats)
             figures.batches.add(label)
             figures.published_bytes.add(label, header.size)
-        return stored
 
     async def poll(self, request: PollRequest) -> PollReply:
         with _Counted(self.figures, "poll"):
             reply = await self.itself.poll(request)
+        self._count_delivered(request, reply)
+        return reply
+
+    def _count_delivered(self, request: PollRequest, reply: PollReply) -> None:
         leases = [lease for grant in reply.grants for lease in grant.leases]
         if leases:
             figures, label = self.figures, (topic_label(request.topic), group_label(request.group))
@@ -202,11 +246,38 @@ class MeteredBroker(AskingEndpoint):
             figures.deliveries.add(label, len(leases))
             if again:
                 figures.redelivered.add(label, again)
-        return reply
+            self._count_waits(request.topic, label, reply.grants)
+
+    def _count_waits(self, topic: str, label: Labels, grants: Sequence[Grant]) -> None:
+        """Count how long messages waited that are handed out for the first time, once for each batch.
+
+        What comes from a topic of the group's own has been read before, or waits on purpose.
+        """
+        now = self.itself.now_ms()
+        for grant in grants:
+            if grant.topic == topic:
+                for appended_at, messages in _first_read(grant):
+                    self.figures.first_waits.add(label, max(0, now - appended_at) / 1000, messages)
 
     async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
         with _Counted(self.figures, "settle"):
             reply = await self.itself.settle(topic, group, parts)
+        self._count_settled(topic, group, parts, reply)
+        return reply
+
+    async def settle_and_poll(
+        self, topic: str, group: str, parts: Sequence[Settle], request: PollRequest, settled: OnSettled
+    ) -> PollReply:
+        def counted(reply: SettleReply) -> None:
+            self._count_settled(topic, group, parts, reply)
+            settled(reply)
+
+        with _Counted(self.figures, "settle_and_poll"):
+            found = await self.itself.settle_and_poll(topic, group, parts, request, counted)
+        self._count_delivered(request, found)
+        return found
+
+    def _count_settled(self, topic: str, group: str, parts: Sequence[Settle], reply: SettleReply) -> None:
         label = (topic_label(topic), group_label(group))
         sums: dict[str, int] = {}
         for part in parts:
@@ -220,8 +291,22 @@ class MeteredBroker(AskingEndpoint):
             self.figures.settled.add((*label, kind), max(0, messages))
         if reply.lost:
             self.figures.lost.add(label, sum(len(spans) for _, spans in reply.lost))
-        return reply
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
         with _Counted(self.figures, "beat"):
             return self.itself.beat(beats)
+
+
+_last = attrgetter("last_offset")
+
+
+def _first_read(grant: Grant) -> Iterator[tuple[int, int]]:
+    """Yield when each batch was stored, and how many messages of it are handed out for the first time."""
+    for lease in grant.leases:
+        if lease.attempt == 1:
+            for at in range(bisect_left(grant.batches, lease.first, key=_last), len(grant.batches)):
+                batch = grant.batches[at]
+                if batch.base_offset > lease.last:
+                    break
+                messages = min(batch.last_offset, lease.last) - max(batch.base_offset, lease.first) + 1
+                yield batch.appended_at, messages

@@ -57,7 +57,7 @@ class ShardWork:
     def _begin(self, name: str, part: Store) -> None:
         writer = self._writers[name] = Writer(part.log, self._tail, self._limits, self._appended)
         watcher = WatcherThread(part, self._limits, partial(self._told, name))
-        watcher.awaited = self._awaited
+        watcher.awaited, watcher.stored_here = self._awaited, self._tail.reaches
         watching = partial(_watch_schedule, watcher)
         mover = ScheduleMover(part, self._limits, self._holder, self._due_moved, watching, name)
         schedule = ScheduleThread(mover, part.now_ms)

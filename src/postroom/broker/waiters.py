@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ..config import DEFAULTS, Limits
 from ..errors import PostroomError
@@ -26,6 +26,8 @@ Key = tuple[str, int]
 
 Awaited = Callable[[str], Sequence[int] | None]
 """The ids of a kind of key that somebody waits for; None: all of them."""
+
+Found = Literal["nothing", "ours", "news"]
 
 _MOST_NAMED = 2000
 _CALMING = 8  # a watcher pauses for one part in so many of the time since the last news
@@ -129,7 +131,9 @@ class WatcherThread:
     none: it pauses for an eighth of the time since the last news, `watch_cap_ms` at most. So what another
     process sends is late by an eighth of the silence before it, and a consumer that has nothing to do costs a
     tenth. News in this process does not come this way, and a store that waits for news itself (PostgreSQL,
-    SQLite on Linux) is asked again at once.
+    SQLite on Linux) is asked again at once. Where a file only tells that somebody has committed, and that was
+    this process, it is asked again after an eighth of the time since the last news of others, and no later
+    than `watcher_own_s`.
     """
 
     def __init__(
@@ -144,6 +148,9 @@ class WatcherThread:
         self._failure_s = limits.tuning.broker.watcher_failure_s
         self.on_due: Callable[[int], None] = lambda due_at: None  # in this thread: the next delayed message
         self.awaited: Awaited = lambda kind: None  # whose news are read
+        self.stored_here: Callable[[int, int], bool] = lambda partition_id, end: False
+        self._own_s = limits.tuning.broker.watcher_own_s
+        self._seen: News | None = None  # what was read last
         self._report = report  # (news of log and catalog, when groups have something due); None: as before
         self._loop = asyncio.get_running_loop()
         self._failing = False
@@ -189,11 +196,15 @@ class WatcherThread:
             watcher = self._watcher = self._store.watch()
         except PostroomError as error:
             return self._failed(error)
-        asked_at = news_at = time.monotonic()
+        asked_at = news_at = others_at = time.monotonic()
+        found: Found = "nothing"
         try:
             while self._wanted.wait(self._kept_s) and not self._stopping.is_set():
                 now = time.monotonic()
-                pause_s = min(self._cap_s, (now - news_at) / _CALMING) - (now - asked_at)
+                calm_s = min(self._cap_s, (now - news_at) / _CALMING)
+                if found == "ours":
+                    calm_s = max(calm_s, min(self._own_s, (now - others_at) / _CALMING))
+                pause_s = calm_s - (now - asked_at)
                 if pause_s > self._interval_s:
                     self._stopping.wait(pause_s)
                 else:
@@ -201,8 +212,11 @@ class WatcherThread:
                 if self._stopping.is_set():
                     return
                 asked_at = time.monotonic()
-                if self._look(watcher.changed):
+                found = self._look(watcher.changed)
+                if found != "nothing":
                     news_at = time.monotonic()
+                if found == "news":
+                    others_at = news_at
         finally:
             with self._guard:  # it must not be woken once it is closed
                 self._watcher = None
@@ -214,14 +228,15 @@ class WatcherThread:
         self._failing = self._unsure = True
         self._stopping.wait(self._failure_s)
 
-    def _look(self, changed: Callable[[], tuple[bool, bool]]) -> bool:
-        """Report what was committed since the last time; returns whether anything was."""
+    def _look(self, changed: Callable[[], tuple[bool, bool]]) -> Found:
+        """Report what was committed since the last time; returns whether anything was, and if all of it was
+        by this process, as far as one can see."""
         try:
             log, progress = changed()
             if self._unsure:  # who knows what was missed
                 log = progress = True
             if not log and not progress:
-                return False
+                return "nothing"
             # asked for after `changed`: who began to listen later looks later, and sees what was committed
             news = self._store.log.news(self.awaited("partition")) if log else None
             dues = self._store.progress.dues(self.awaited("group")) if progress else None
@@ -229,10 +244,22 @@ class WatcherThread:
                 self.on_due(news.next_due)
         except PostroomError as error:
             self._failed(error)
-            return False
+            return "nothing"
         if self._failing:
             _log.info("news of other processes are seen again")
         self._failing = self._unsure = False
         with suppress(RuntimeError):  # the loop was closed: nobody waits there any more
             self._loop.call_soon_threadsafe(self._report, news, dues)
-        return True
+        return "ours" if news is None or self._is_ours(news) else "news"
+
+    def _is_ours(self, news: News) -> bool:
+        before, self._seen = self._seen, news
+        return (
+            before is not None
+            and before.catalog_version == news.catalog_version
+            and before.next_due == news.next_due
+            and all(
+                end == before.ends.get(partition_id) or self.stored_here(partition_id, end)
+                for partition_id, end in news.ends.items()
+            )
+        )

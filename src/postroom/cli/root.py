@@ -13,9 +13,9 @@ import typer
 from . import demo, pipeline
 from .framework import exits
 from .framework.command import Debug, Json, Shard, Url, command, note_options
-from .messages import consume, dead, send, stopped
-from .operate import doctor, migrate, serve, worker
-from .queue import access, groups, lag, rate, route, shard, status, topics
+from .messages import consume, dead, delayed, send, stopped
+from .operate import backup, console, doctor, migrate, serve, worker
+from .queue import access, audit_log, groups, lag, rate, route, schedule, shard, status, topics
 
 __all__ = ["app", "run"]
 
@@ -36,20 +36,22 @@ app = typer.Typer(
 )
 
 for family in (
-    topics.app, groups.app, route.app, shard.app, dead.app, stopped.app, rate.app, access.app,
+    topics.app, groups.app, route.app, shard.app, dead.app, stopped.app, delayed.app, schedule.app,
+    rate.app, access.app,
 ):  # fmt: skip
     app.add_typer(family, rich_help_panel="Topics, groups, routes, shards and dead letters")
 app.add_typer(pipeline.app, rich_help_panel="The data pipeline")
 _COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {  # by panel, as `postroom --help` shows them
     "Messages": (send.send, send.cancel, consume.consume, consume.read),
     "Running": (
-        status.status, lag.lag, serve.serve, worker.worker, migrate.migrate, migrate.restored, doctor.doctor,
-        worker.spool, demo.demo,
+        status.status, lag.lag, console.console, serve.serve, worker.worker, migrate.migrate,
+        backup.backup, backup.restore, migrate.restored, doctor.doctor, worker.spool, demo.demo,
+        audit_log.audit_log,
     ),
 }  # fmt: skip
 for _panel, _functions in _COMMANDS.items():
     for _function in _functions:
-        command(app, _function.__name__, rich_help_panel=_panel)(_function)
+        command(app, _function.__name__.replace("_", "-"), rich_help_panel=_panel)(_function)
 
 
 def _show_version(wanted: bool) -> None:

@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
 from dataclasses import replace
+from datetime import datetime
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..address import FIRST_SHARD
 from ..config import DEFAULTS
 from ..endpoint.endpoint import Endpoint
-from ..endpoint.values import GroupInfo, Lag, RateInfo, ResetPlan, ShardInfo, TopicInfo
+from ..endpoint.values import GroupInfo, Lag, PrincipalInfo, RateInfo, ResetPlan, ShardInfo, TopicInfo
 from ..errors import GroupExists, InvalidSetting, UnknownTopic
+from ..model.audit import AuditEntry
 from ..model.policy.rate import Rate, group_rate, producer_rate, topic_rate
 from ..model.policy.settings import Exhausted, GroupSettings, GroupWish, Keep, Mode, Storage, TopicSettings
 from ..model.policy.slow_lane import LaneInfo, SlowLane, as_policy
+from ..model.topology.keys import Keys
 from ..model.topology.names import check_group, check_topic
 from ..model.topology.route import Change, Range, Route
 from ..units import Duration, duration_ms, size_bytes
+from .consumer.delayed import DelayedMessages
 from .consumer.reading import Position, as_start
+from .consumer.schedules import Schedules
 from .failed import FailedMessages
 from .owner_check import Guard
 
@@ -110,6 +115,8 @@ def _for_kafka(partitions: int | None, kafka_partitions: int | None) -> int | No
 
 T = TypeVar("T")
 
+_MOST_ENTRIES = 1000  # of the audit log, in one answer
+
 
 class _NotGiven(str):
     """A default that can be told from what a caller has written."""
@@ -118,7 +125,7 @@ class _NotGiven(str):
 _DEFAULT = _NotGiven("7d")
 
 
-class Admin(FailedMessages, RateLimits):
+class Admin(FailedMessages, DelayedMessages, RateLimits, Schedules):
     """The part of a connection that keeps no state of its own."""
 
     _endpoint: Endpoint
@@ -141,6 +148,7 @@ class Admin(FailedMessages, RateLimits):
         max_backlog: int | None = None,
         max_backlog_bytes: int | str | None = None,
         kafka_partitions: int | None = None,
+        keys: Keys | None = None,
         exist_ok: bool = False,
     ) -> TopicInfo:
         """Make a topic. `retention=None` keeps messages however old.
@@ -152,7 +160,9 @@ class Admin(FailedMessages, RateLimits):
         With `dedup_window="10m"` a message whose id was sent within that time, or that some group has not
         settled yet, is not stored again: its receipt says `duplicate`. Equal ids need equal keys, or none.
         `kafka_partitions=8` makes a topic that Kafka clients may send to: it has 8 partitions for ever, which
-        can be moved, and neither split nor merged.
+        can be moved, and neither split nor merged. `keys=` says by whose rule a key has its partition there,
+        so that native producers and Kafka clients agree: "java", "librdkafka", or "postroom", which no Kafka
+        client knows.
         """
         self._guard.check()
         partitions = _for_kafka(partitions, kafka_partitions)
@@ -162,6 +172,7 @@ class Admin(FailedMessages, RateLimits):
         )  # fmt: skip
         given |= {} if storage is None else {"storage": storage}
         given |= {} if kafka_partitions is None else {"kafka_partitions": kafka_partitions}
+        given |= {} if keys is None else {"keys": keys}
         count = DEFAULTS.partitions if partitions is None else partitions
         info = await self._endpoint.create_topic(check_topic(name), TopicSettings(**given), count, exist_ok)
         if exist_ok:
@@ -213,17 +224,6 @@ class Admin(FailedMessages, RateLimits):
         """Drop all messages of a topic, for every group, delayed ones too; returns how many there were."""
         self._guard.check()
         return await self._explained(name, self._endpoint.purge(name))
-
-    async def cancel(self, topic: str, id: str) -> bool:
-        """Take back a delayed message; True if it was still waiting.
-
-        False: it was delivered or is about to be, was cancelled before, or never was there. If several wait
-        under that id, all are taken back.
-        """
-        self._guard.check()
-        if not isinstance(id, str) or not id:
-            raise InvalidSetting(f"id={id!r}: the id of the message, such as receipt.id")
-        return await self._explained(topic, self._endpoint.cancel(topic, id))
 
     async def split(self, topic: str, partition: int, *, at: int | None = None) -> Route:
         """Two partitions in the place of one, live and in order; the second begins with slot `at`.
@@ -291,6 +291,37 @@ class Admin(FailedMessages, RateLimits):
         """Let a shard that was drained take new partitions again."""
         self._guard.check()
         return await self._endpoint.open_shard(name)
+
+    # ---- who changed what ----
+
+    async def audit_log(
+        self,
+        *,
+        topic: str | None = None,
+        who: str | None = None,
+        since: datetime | None = None,
+        limit: int = 100,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> list[AuditEntry]:
+        """Administrative actions, the newest first: who did what, when, from where, and what it changed.
+
+        Only those on a topic, by a principal or user, or since a moment, if that is given. An answer has at
+        most 1,000: `before=entries[-1].id` goes on. `after=` shows what came since an entry. A bounded number
+        is kept, and for a bounded time. On a served broker it takes `manage:*`.
+        """
+        self._guard.check()
+        if not isinstance(limit, int) or limit < 1:
+            raise InvalidSetting(f"limit={limit!r}: a number of entries, from 1 to 1,000")
+        since_ms = 0 if since is None else max(0, as_start(since).time_ms)
+        return await self._endpoint.audit_log(
+            min(limit, _MOST_ENTRIES), topic or "", who or "", since_ms, before or 0, after or 0
+        )
+
+    async def principals(self) -> list[PrincipalInfo]:
+        """Who may use the served brokers of this queue, and for what. On a served broker: `manage:*`."""
+        self._guard.check()
+        return await self._endpoint.principals()
 
     # ---- groups ----
 
@@ -389,6 +420,18 @@ class Admin(FailedMessages, RateLimits):
         self._guard.check()
         start = as_start(to, name="to")
         return await self._explained(topic, self._endpoint.reset(topic, group, start, force, dry_run))
+
+    async def convert_group(
+        self, topic: str, group: str, mode: Mode, *, force: bool = False, dry_run: bool = False
+    ) -> ResetPlan:
+        """Make a native group one of Kafka clients (`mode="kafka"`), or one of theirs "shared" or "ordered".
+
+        It goes on where it was, and nothing is passed over. What a shared group has settled above its lowest
+        unsettled message comes again for Kafka clients, as the answer says (`again`). Nobody may be using it;
+        dead letters and retries have to be gone, or are lost with `force`.
+        """
+        self._guard.check()
+        return await self._explained(topic, self._endpoint.convert_group(topic, group, mode, force, dry_run))
 
     # ---- help ----
 

@@ -20,11 +20,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..address import Address, parse, parse_shards
-from ..broker.broker import Broker, open_endpoint
+from ..broker.broker import open_endpoint
+from ..broker.exposition import Sampler, of_counts, of_groups, of_process
+from ..broker.served import embedded, figures_of, measured
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
 from ..endpoint.endpoint import Endpoint
 from ..errors import InvalidSetting, UsageError
+from ..metrics import Metrics
 from ..model.messages.batch import COMPRESSIONS
 from ..model.policy.settings import Exhausted, Mode
 from ..model.policy.slow_lane import SlowLane
@@ -66,6 +69,7 @@ def connect(
     zone: str | None = None,
     shards: Mapping[str, str] | None = None,
     migrate: bool = False,
+    metrics: bool = False,
     clock: Clock | None = None,
 ) -> Connecting:
     """Connect to a store, or to brokers: `async with connect(url) as mq`, or `mq = await connect(url)`.
@@ -76,6 +80,7 @@ def connect(
     `shards={"b": "mysql://…"}` names further databases of the queue, of any kind: partitions are spread over
     all of them, and topics and groups are kept in the first, `url`. One of those that is down is allowed.
     `migrate` makes or changes the tables on a database server, which else is done by `postroom migrate`.
+    `metrics` counts what an embedded queue is asked, for `mq.metrics()`; brokers count by themselves.
     `clock` is for tests that move time.
     """
     address, others = parse(url), parse_shards(shards)
@@ -84,7 +89,7 @@ def connect(
         raise InvalidSetting(
             f"client_id={client_id!r}: a name of 1 to {_CLIENT_CHARS} printable characters, such as 'shop-1'"
         )
-    return Connecting(lambda: _open(address, others, way, client_id, migrate, clock))
+    return Connecting(lambda: _open(address, others, way, client_id, migrate, metrics, clock))
 
 
 class Connecting:
@@ -129,6 +134,7 @@ async def _open(
     way: Reaching,
     client_id: str | None,
     migrate: bool,
+    metrics: bool,
     clock: Clock | None,
 ) -> Connection:
     client_id = client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
@@ -143,9 +149,10 @@ async def _open(
             clock=clock,
         )
     else:
-        endpoint = await open_endpoint(
+        broker = await open_endpoint(
             address, clock=clock, migrate=migrate, shards=shards, name=f"program {client_id}"
         )
+        endpoint = measured(broker) if metrics else broker
     connection = Connection(endpoint, client_id, clock)
     connection._queue = address.shown or (f"sqlite:///{address.path}" if address.path else "")
     return connection
@@ -172,6 +179,7 @@ class Connection(Admin, Requesting):
         self._consumers: list[Consumer] = []
         self._served: list[Served] = []
         self._spools: Spools | None = None
+        self._sampler: Sampler | None = None  # made when metrics are first asked for
         self._closing: asyncio.Task[None] | None = None
 
     # ---- sending ----
@@ -420,13 +428,34 @@ class Connection(Admin, Requesting):
         `kafka=9092` listens for Kafka clients there, too; they connect to `.kafka`, or to `kafka_advertised`.
         """
         self._guard.check()
-        if not isinstance(self._endpoint, Broker):
+        broker = embedded(self._endpoint)
+        if broker is None:
             raise UsageError("this connection is itself served by a broker: connect to the store to serve it")
         listening = Listening(host, port, zone, advertise, tls)
         beside = None if kafka is None else Listening(host, kafka, zone, kafka_advertised, tls)
-        served = await Served._start(self._endpoint, listening, token, beside)
+        served = await Served._start(broker, listening, token, beside)
         self._served = [*(one for one in self._served if not one.closed), served]
         return served
+
+    async def metrics(self, *, groups: bool = True) -> Metrics:
+        """Return the figures of the queue, as values and as text for Prometheus: see `postroom.metrics`.
+
+        Of an embedded queue: how far groups are behind, and, if `connect` was given `metrics=True`, what this
+        process did since it connected. A queue that is served has them at its brokers: there are none here.
+        Without `groups` the store is not asked.
+        """
+        self._guard.check()
+        broker = embedded(self._endpoint)
+        if broker is None:
+            return Metrics(())
+        self._sampler = self._sampler or Sampler(broker)
+        if groups:
+            await self._sampler.sample()
+        figures = figures_of(self._endpoint)
+        counted = () if figures is None else of_counts(figures)
+        behind = of_groups(self._sampler) if groups else ()
+        process = of_process(broker, None if figures is None else figures.started_at)
+        return Metrics((*counted, *behind, *process))
 
     # ---- life ----
 

@@ -21,7 +21,7 @@ from .consumer.opened import Browsed, readable
 from .message import DeadLetter, Received, Stopped
 from .owner_check import Guard
 
-__all__ = ["FailedMessages", "longest_first"]
+__all__ = ["FailedMessages", "letters_in", "longest_first"]
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ class FailedMessages:
                 return
             after, now_ms = last, self._endpoint.now_ms()
             for part in page:
-                for letter in _letters(part, now_ms):
+                for letter in letters_in(part, now_ms):
                     yield letter
 
     async def redrive(self, topic: str, group: str, *, ids: Iterable[str] | None = None) -> int:
@@ -204,7 +204,8 @@ class FailedMessages:
         return sorted(spots)
 
 
-def _letters(part: DeadLetters, now_ms: int) -> Iterator[DeadLetter]:
+def letters_in(part: DeadLetters, now_ms: int) -> Iterator[DeadLetter]:
+    """Yields the letters of a part of an answer, without those that have expired."""
     browsed, expiry = Browsed(part.topic, part.partition, part.partition_id), Expiry(now_ms)
     for batch in part.batches:
         opened = readable(batch, browsed)

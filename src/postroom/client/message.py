@@ -25,6 +25,7 @@ from ..units import Duration, Moment, duration_ms, moment_ms
 __all__ = [
     "NO_HEADERS",
     "DeadLetter",
+    "Delayed",
     "Delivered",
     "Kind",
     "Message",
@@ -306,6 +307,32 @@ class DeadLetter(msgspec.Struct, Readable, _Dated, frozen=True, gc=False, kw_onl
     def dead_at_ms(self) -> int:
         """When the group gave up on it, in milliseconds since 1970."""
         return self.dead_at
+
+
+class Delayed(msgspec.Struct, Readable, _Dated, frozen=True, gc=False, kw_only=True):
+    """A message that was sent and is not due yet. `timestamp`: when it was sent.
+
+    `mq.cancel(topic, message.id)` takes it back; `mq.delayed(topic, after=message)` lists what follows it.
+    """
+
+    topic: str
+    id: str
+    key: bytes | None
+    value: bytes
+    headers: Mapping[str, bytes]
+    timestamp: int
+    due_ms: int  # milliseconds since 1970
+    cursor: str  # where it is in the list
+
+    @property
+    def due(self) -> datetime:
+        """When it is delivered."""
+        return datetime.fromtimestamp(self.due_ms / 1000, UTC)
+
+    @property
+    def size(self) -> int:
+        """The bytes of its value."""
+        return len(self.value)
 
 
 class Stopped(msgspec.Struct, Readable, _Dated, frozen=True, gc=False, kw_only=True):

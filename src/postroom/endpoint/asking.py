@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from .endpoint import Endpoint
+from .endpoint import Endpoint, OnSettled
 from .operations import OPERATIONS, Operation
+from .values import PollReply, PollRequest, Settle
 
 __all__ = ["AskingEndpoint"]
 
@@ -51,6 +52,7 @@ class AskingEndpoint(Endpoint):
     fetch = _asked(Endpoint.fetch)
     resolve = _asked(Endpoint.resolve)
     cancel = _asked(Endpoint.cancel)
+    delayed = _asked(Endpoint.delayed)
     bounds = _asked(Endpoint.bounds)
 
     subscribe = _asked(Endpoint.subscribe)
@@ -58,6 +60,14 @@ class AskingEndpoint(Endpoint):
     poll = _asked(Endpoint.poll)
     settle = _asked(Endpoint.settle)
     hand_over = _asked(Endpoint.hand_over)
+
+    async def settle_and_poll(
+        self, topic: str, group: str, parts: Sequence[Settle], request: PollRequest, settled: OnSettled
+    ) -> PollReply:
+        """One after the other: only who has a way for both at once does it otherwise."""
+        settled(await self.settle(topic, group, parts))
+        return await self.poll(request)
+
     report_sources = _asked(Endpoint.report_sources)
     unpark = _asked(Endpoint.unpark)
 
@@ -84,6 +94,7 @@ class AskingEndpoint(Endpoint):
     pause = _asked(Endpoint.pause)
     delete_group = _asked(Endpoint.delete_group)
     reset = _asked(Endpoint.reset)
+    convert_group = _asked(Endpoint.convert_group)
     lag = _asked(Endpoint.lag)
     lanes = _asked(Endpoint.lanes)
 
@@ -106,3 +117,6 @@ class AskingEndpoint(Endpoint):
 
     open_replies = _asked(Endpoint.open_replies)
     close_replies = _asked(Endpoint.close_replies)
+
+    audit_log = _asked(Endpoint.audit_log)
+    principals = _asked(Endpoint.principals)

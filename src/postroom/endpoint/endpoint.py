@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeAlias
 
 from ..errors import PostroomError
+from ..model.audit import AuditEntry
 from ..model.delivery.delivery import Span
 from ..model.messages.batch import TopicBounds
 from ..model.messages.requests import ReplyTopic
 from ..model.moves.staging import Wish
 from ..model.policy.bounds import Positions
 from ..model.policy.rate import Rate
-from ..model.policy.settings import GroupWish, Start, TopicSettings
+from ..model.policy.settings import GroupWish, Mode, Start, TopicSettings
 from ..model.policy.slow_lane import LaneInfo, LaneView, Seen
 from ..model.topology.route import Change, Route
 from ..store.contract import Appended
@@ -27,12 +28,14 @@ from .values import (
     Beat,
     DeadLetters,
     Decided,
+    DelayedBatch,
     Fetched,
     GroupInfo,
     Held,
     Lag,
     PollReply,
     PollRequest,
+    PrincipalInfo,
     Published,
     RateInfo,
     ResetPlan,
@@ -44,7 +47,10 @@ from .values import (
     UnparkRequest,
 )
 
-__all__ = ["Endpoint", "Told"]
+__all__ = ["Endpoint", "OnSettled", "Told"]
+
+OnSettled: TypeAlias = Callable[[SettleReply], None]
+"""Is told what became of verdicts that went with a poll."""
 
 Told: TypeAlias = Callable[[Appended | PostroomError], None]
 """Is told what became of a batch."""
@@ -117,6 +123,15 @@ class Endpoint(Protocol):
     async def cancel(self, topic: str, id: str) -> bool:
         """Take back a delayed message; False if it is not waiting any more."""
 
+    async def delayed(
+        self, topic: str, limit: int, since: tuple[int, int, int] | None = None
+    ) -> list[DelayedBatch]:
+        """Delayed messages of a topic, the soonest first, from a moment, a partition id and a row on.
+
+        An answer has about as many messages as are asked for, at most 1,000, and not many megabytes; one
+        batch at least. Ask again from behind its last, until none comes.
+        """
+
     async def fetch(
         self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
     ) -> Fetched: ...
@@ -140,6 +155,11 @@ class Endpoint(Protocol):
     ) -> ResetPlan:
         """Moves the group; offsets move the partitions that they name. `dry_run`: it only says how."""
 
+    async def convert_group(
+        self, topic: str, name: str, mode: Mode, force: bool, dry_run: bool = False
+    ) -> ResetPlan:
+        """Makes a native group one of Kafka clients, or the other way; it goes on where it was."""
+
     async def lag(self, topic: str, group: str) -> Lag: ...
     async def lanes(self, topic: str, group: str) -> LaneInfo: ...
 
@@ -158,6 +178,16 @@ class Endpoint(Protocol):
         """Wait for deliveries. A poll that is cancelled gives back what it was given meanwhile."""
 
     async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply: ...
+
+    async def settle_and_poll(
+        self, topic: str, group: str, parts: Sequence[Settle], request: PollRequest, settled: OnSettled
+    ) -> PollReply:
+        """Settle, and then poll; few acks of one partition and what is there for the poll are stored at once.
+
+        `settled` is called as soon as the verdicts are stored, which never waits for messages. What is raised
+        before that is about both: each may be asked again by itself, the poll as a repeated one (I6). What is
+        raised afterwards is about the poll. Cancelled, it may or may not have settled.
+        """
 
     async def unpark(self, request: UnparkRequest) -> PollReply:
         """Ordered groups: the next messages of a parked line, for the holder of its partition."""
@@ -263,6 +293,18 @@ class Endpoint(Protocol):
         """The requester's own topic: made, or kept since it lives. Another partition: the first is gone."""
 
     async def close_replies(self, client: str) -> None: ...
+
+    # administration
+    async def audit_log(
+        self, limit: int, topic: str = "", who: str = "", since: int = 0, before: int = 0, after: int = 0
+    ) -> list[AuditEntry]:
+        """Who changed what, the newest first: of this topic, by them, begun since that moment.
+
+        `before` and `after`: entries with a lower or a higher id. An answer has at most 1,000.
+        """
+
+    async def principals(self) -> list[PrincipalInfo]:
+        """Who may use served brokers, by name."""
 
     def now_ms(self) -> int: ...
 

@@ -18,6 +18,7 @@ from ..model.moves.staging import Wish
 from ..model.policy.bounds import (
     MOST_PARTS,
     MOST_SEGMENTS,
+    AnyGroupName,
     ClientName,
     Count,
     GroupName,
@@ -42,16 +43,16 @@ from ..model.policy.bounds import (
     Whole,
 )
 from ..model.policy.rate import Rate
-from ..model.policy.settings import GroupWish, Start, TopicSettings
+from ..model.policy.settings import GroupWish, Mode, Start, TopicSettings
 from ..model.policy.slow_lane import MOST_SOURCES, Seen
 from .values import Beat, Held, PollRequest, Settle, UnparkRequest
 
 __all__ = [
-    "AlterTopic", "Answer", "Append", "Ask", "Beats", "BoundsOf", "CancelDelayed", "CreateTopic",
-    "Decide", "DeleteGroup", "Drop", "Fetch", "HandOver", "LagOf", "Letters", "Marks", "Merge",
+    "AlterTopic", "Answer", "Append", "Ask", "AuditLog", "Beats", "BoundsOf", "CancelDelayed", "CreateTopic",
+    "Decide", "DelayedOf", "DeleteGroup", "Drop", "Fetch", "HandOver", "LagOf", "Letters", "Marks", "Merge",
     "MoveTo", "Named", "Nothing", "OfGroup", "OfTopic", "Pause", "Poll", "Publish", "Report", "Request",
-    "Requester", "Reset", "Resolve", "SetRate", "SettleParts", "Split", "Spots", "Stage", "StoppedOf",
-    "Subscribe", "Unpark", "Unsubscribe",
+    "Requester", "Reset", "Resolve", "SetRate", "SettleAndPoll", "SettleParts", "Split", "Spots", "Stage",
+    "StoppedOf", "Subscribe", "Unpark", "Unsubscribe",
 ]  # fmt: skip
 
 # of headers that have lists; others have room for a few names and numbers
@@ -64,6 +65,18 @@ class Request(msgspec.Struct, array_like=True):
     """The header of a request."""
 
     most_bytes: ClassVar[int] = 8 * 1024
+
+
+# ---- the audit log ----
+
+
+class AuditLog(Request):
+    limit: Count
+    topic: TopicName = ""
+    who: ClientName = ""
+    since: Moment = 0
+    before: Offset = 0
+    after: Offset = 0
 
 
 # ---- topics ----
@@ -143,6 +156,14 @@ class CancelDelayed(Request):
     id: MessageId
 
 
+class DelayedOf(Request):
+    """Asks for a page of delayed messages: from that moment, partition and row on."""
+
+    topic: TopicName
+    limit: Count
+    since: tuple[Moment, PartitionId, Whole] | None = None
+
+
 class Fetch(Request):
     topic: TopicName
     partition_id: PartitionId
@@ -178,7 +199,7 @@ class Pause(Request):
 
 class DeleteGroup(Request):
     topic: TopicName
-    name: GroupName
+    name: AnyGroupName
     force: bool
 
 
@@ -186,15 +207,23 @@ class Reset(Request):
     most_bytes: ClassVar[int] = _LONG
 
     topic: TopicName
-    name: GroupName
+    name: AnyGroupName
     start: Start
+    force: bool
+    dry_run: bool = False
+
+
+class Convert(Request):
+    topic: TopicName
+    name: AnyGroupName
+    mode: Mode
     force: bool
     dry_run: bool = False
 
 
 class LagOf(Request):
     topic: TopicName
-    group: GroupName
+    group: AnyGroupName
 
 
 # ---- deliveries ----
@@ -229,6 +258,17 @@ class SettleParts(Request):
     topic: TopicName
     group: GroupName
     parts: Annotated[tuple[Settle, ...], Meta(max_length=MOST_PARTS)]
+
+
+class SettleAndPoll(Request):
+    """The answer comes in two frames: the first is that to the verdicts."""
+
+    most_bytes: ClassVar[int] = _LONGEST
+
+    topic: TopicName
+    group: GroupName
+    parts: Annotated[tuple[Settle, ...], Meta(max_length=MOST_PARTS)]
+    request: PollRequest
 
 
 class Unpark(Request):

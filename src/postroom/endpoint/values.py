@@ -42,10 +42,10 @@ from ..model.policy.slow_lane import LaneView
 from ..store.contract import StoredBatch
 
 __all__ = [
-    "NEVER_STORED", "Beat", "DeadLetters", "Decided", "Fetched", "Grant", "GroupInfo", "Held", "Lag", "Lease",
-    "MemberInfo", "PartitionLag", "PartitionReset", "PollReply", "PollRequest", "Published", "PublishedPlace",
-    "RateInfo", "ResetPlan", "Settle", "SettleReply", "ShardInfo", "StoppedMessage", "TopicInfo",
-    "UnparkRequest", "Verdict", "released",
+    "NEVER_STORED", "Beat", "DeadLetters", "Decided", "DelayedBatch", "Fetched", "Grant", "GroupInfo", "Held",
+    "Lag", "Lease", "MemberInfo", "PartitionLag", "PartitionReset", "PollReply", "PollRequest",
+    "PrincipalInfo", "Published", "PublishedPlace", "RateInfo", "ResetPlan", "Settle", "SettleReply",
+    "ShardInfo", "StoppedMessage", "TopicInfo", "UnparkRequest", "Verdict", "released",
 ]  # fmt: skip
 
 
@@ -156,6 +156,16 @@ class RateInfo:
     messages_per_s: float  # 0: no limit
     bytes_per_s: int
     debt_ms: int = 0  # whoever comes now waits for so long
+
+
+@dataclass(frozen=True, slots=True)
+class PrincipalInfo:
+    """Somebody who may use served brokers, and for what; never its token."""
+
+    name: str
+    permissions: tuple[str, ...]  # such as "send:orders"
+    created_at: int
+    token: bool  # else it comes with a client certificate of that name
 
 
 # ---- reading ----
@@ -337,6 +347,8 @@ class PartitionLag:
     sealed: bool = False  # takes no more messages: its successors do
     waits_for: tuple[int, ...] = ()  # ordered groups: partitions to be read to their end before this one
     stopped_age_ms: int = 0  # for how long the oldest stopped message has held its key
+    first_wait_p50_ms: int | None = None  # of what was first read in the last minutes, half waited no longer
+    first_wait_p95_ms: int | None = None  # and 95 in 100; None: nothing was read
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +368,17 @@ class DeadLetters:
     partition_id: int
     open: tuple[Span, ...]
     batches: tuple[StoredBatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedBatch:
+    """Messages that were sent together and are due at one moment."""
+
+    row: int
+    partition_id: int  # it was sent to
+    due_at: int
+    records: int
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)

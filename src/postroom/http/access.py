@@ -4,7 +4,7 @@ A token comes as `Authorization: Bearer pst_…` or `X-Postroom-Token`; a client
 name. `Permitted` asks the table of operations what each one needs before the broker is asked, so that no
 handler can forget to. A broker started with `--dev` lets anybody in who is on this machine; a web page that
 a browser on this machine shows is not one of them, and neither does a client's certificate speak for pages of
-other sites (`refuse_pages`).
+other sites (`refuse_pages`). A log-in of the console is a cookie (`Logins`); a token counts before it.
 
 Must never log a token, and never put one into an error.
 """
@@ -12,7 +12,7 @@ Must never log a token, and never put one into an error.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from ..broker.access import Gatekeeper
@@ -26,7 +26,10 @@ from ..model.access import ANONYMOUS, Principal
 from ..model.delivery.delivery import Span
 from ..serve_settings import is_loopback
 
-__all__ = ["CERTIFICATE_NAME", "HEADERS", "Permitted", "authenticate", "careful", "refuse_pages", "token_of"]
+__all__ = [
+    "CERTIFICATE_NAME", "HEADERS", "LOGGED_IN", "Logins", "Permitted", "authenticate", "careful",
+    "refuse_pages", "token_of",
+]  # fmt: skip
 
 
 # ---- browsers ----
@@ -103,9 +106,25 @@ CERTIFICATE_NAME = "postroom.certificate_name"
 """Where the server puts the name of a client's certificate in the scope of a request."""
 
 
-async def authenticate(scope: Mapping[str, Any], gatekeeper: Gatekeeper) -> Principal:
+LOGGED_IN = "postroom.logged_in"
+"""Where it is put in the state of a request that a log-in's cookie says who asks."""
+
+
+class Logins(Protocol):
+    """Those who have logged in with a browser, which says so by a cookie."""
+
+    async def principal(self, scope: Mapping[str, Any], headers: Mapping[bytes, bytes]) -> Principal | None:
+        """Returns who this is; None: it has not logged in. PermissionDenied if another page may ask."""
+
+
+async def authenticate(
+    scope: Mapping[str, Any], gatekeeper: Gatekeeper, logins: Logins | None = None
+) -> Principal:
     headers = {name.lower(): value for name, value in scope["headers"]}
     client, token, name = scope.get("client"), token_of(headers), scope.get(CERTIFICATE_NAME)
+    if logins is not None and not token and (known := await logins.principal(scope, headers)) is not None:
+        scope["state"][LOGGED_IN] = True
+        return known
     loopback = client is not None and is_loopback(client[0])
     try:
         found = await gatekeeper.authenticate(token, peer_is_loopback=loopback, certificate_name=name)

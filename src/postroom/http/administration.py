@@ -7,15 +7,18 @@ letters and what stopped; of the queue its shards, rate limits, and the brokers 
 from __future__ import annotations
 
 from contextlib import aclosing
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from ..client.consumer.delayed import page
 from ..client.consumer.reading import Position
+from ..client.consumer.schedules import ScheduleInfo
 from ..client.failed import longest_first
-from ..client.message import DeadLetter, Stopped
-from ..endpoint.values import GroupInfo, Lag, RateInfo, ResetPlan, ShardInfo, TopicInfo
+from ..client.message import DeadLetter, Delayed, Stopped
+from ..endpoint.values import GroupInfo, Lag, PrincipalInfo, RateInfo, ResetPlan, ShardInfo, TopicInfo
+from ..model.audit import AuditEntry
 from ..model.policy.slow_lane import LaneInfo, SlowLane
 from ..store.contract import ServedBroker
 from .failures import BadRequest
@@ -27,6 +30,8 @@ from .models import (
     ChosenStopped,
     CreateGroup,
     CreateTopic,
+    DelayedPage,
+    DelayedShown,
     Letter,
     Merge,
     Move,
@@ -81,6 +86,33 @@ async def delete_topic(who: Who, topic: str) -> None:
 async def purge(who: Who, topic: str) -> dict[str, int]:
     """Drop all messages, for every group, delayed ones too."""
     return {"purged": await who.mq.purge(topic)}
+
+
+@topics_router.get("/{topic}/delayed")
+async def delayed(
+    who: Who,
+    topic: str,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    after: Annotated[str | None, Query(max_length=100)] = None,
+) -> DelayedPage:
+    """Messages that are not due yet, the soonest first: no more than fit into an answer of a few MB."""
+    room = ANSWER_BYTES
+
+    def fits(one: Delayed) -> bool:
+        nonlocal room
+        room -= json_bytes(one.value, one.key, one.headers)
+        return room >= 0
+
+    found, following = await page(who.mq, topic, limit, after, fits)
+    return DelayedPage(list(map(_delayed, found)), following)
+
+
+def _delayed(one: Delayed) -> DelayedShown:
+    value, value_b64 = text_or_base64(one.value)
+    key = None if one.key is None else one.key.decode(errors="replace")
+    return DelayedShown(
+        one.id, key, value, value_b64, texts(one.headers), one.timestamp, one.due_ms, one.size
+    )
 
 
 @topics_router.delete("/{topic}/delayed/{id:path}")
@@ -342,6 +374,36 @@ async def set_rate(who: Who, wish: SetRate) -> list[RateInfo]:
     subject = (wish.topic or "", wish.group or "", wish.producer or "")
     found = await who.service.broker.rates()
     return [one for one in found if (one.topic, one.group, one.producer) == subject]
+
+
+@queue_router.get("/schedules", tags=["schedules"])
+async def schedules(who: Who) -> list[ScheduleInfo]:
+    """Recurring schedules: their rule, next and last runs, and who runs them."""
+    return await who.mq.schedules()
+
+
+@queue_router.get("/audit-log", tags=["audit log"])
+async def audit_log(
+    who: Who,
+    topic: Annotated[str | None, Query(max_length=250)] = None,
+    by: Annotated[str | None, Query(max_length=250)] = None,
+    since: datetime | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before: Annotated[int | None, Query(ge=0, le=2**53)] = None,
+) -> list[AuditEntry]:
+    """Administrative actions, the newest first: who did what, when, from where, and what it changed.
+
+    `by`: the principal or user; `before`: entries with a lower id, to go on behind the last one.
+    """
+    if since is not None and since.tzinfo is None:
+        since = since.replace(tzinfo=UTC)
+    return await who.mq.audit_log(topic=topic, who=by, since=since, limit=limit, before=before)
+
+
+@queue_router.get("/principals", tags=["access"])
+async def principals(who: Who) -> list[PrincipalInfo]:
+    """Who may use the brokers of this queue, and for what; `postroom access` changes it."""
+    return await who.mq.principals()
 
 
 @queue_router.get("/brokers", tags=["brokers"])

@@ -11,8 +11,8 @@ limits of its size, of its time and of all bodies together; then the handler, wi
 Large answers are written piece by piece, as the client reads, within a time and within the broker's room for
 all answers.
 Whatever goes wrong in there is answered in the one shape of `failures`. What needs no principal is in
-`OPEN`. A body that is too large is answered at once, and the rest of it read and thrown away, up to a limit:
-whoever sends before it reads would find a reset otherwise, and no reason.
+`service.OPEN`. A body that is too large is answered at once, and the rest of it read and thrown away, up to a
+limit: whoever sends before it reads would find a reset otherwise, and no reason.
 """
 
 from __future__ import annotations
@@ -26,8 +26,12 @@ from functools import partial
 from typing import Any
 
 from ..broker.access import Gatekeeper
+from ..broker.exposition import Sampler
 from ..broker.served import Servable, unmeasured
+from ..endpoint.asker import asked_by
 from ..errors import AccessError, BrokerUnavailable, PostroomError, UsageError, how_to_install
+from ..model.access import Principal
+from ..model.audit import Asker
 from ..wire.server.answers import Share, no_room
 from ..wire.server.server import WireServer
 
@@ -36,7 +40,6 @@ try:
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
     from fastapi.security import HTTPBearer
-    from prometheus_client import CollectorRegistry  # noqa: F401
     from starlette.exceptions import HTTPException
 except ModuleNotFoundError as missing:
     raise UsageError(
@@ -44,12 +47,12 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from . import reference
-from .access import authenticate, careful
+from .access import LOGGED_IN, authenticate, careful
 from .administration import groups_router, queue_router, topics_router
 from .failures import failure, plain_failure
 from .messages import SCHEMAS, polling_router, sending_router
-from .monitoring import Metrics, Readiness, Sampler, health_router, metrics_router
-from .service import Service
+from .monitoring import Metrics, Readiness, health_router, metrics_router
+from .service import OPEN, Service
 
 __all__ = ["API", "OPEN", "Door", "HttpLimits", "make_app"]
 
@@ -65,9 +68,6 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 API = "/api/v1"
 
 _PIECE_BYTES = 64 << 10
-
-OPEN = ("/health", "/ready", "/docs", "/openapi.json")
-"""What anybody may ask: nothing of it is about the queue."""
 
 _ABOUT = 'Every error is `{"error": {"code", "message", "retriable", "details"}}`.'
 
@@ -212,7 +212,7 @@ class Door:
         share.hold(more)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
-        if scope["path"] in OPEN:
+        if scope["path"] in self._service.open:
             await self._app(scope, receive, send)
             return
         if self._service.stopping:
@@ -220,8 +220,9 @@ class Door:
         if len(scope["path"]) + len(scope.get("query_string", b"")) > self._limits.path_bytes:
             sentence = f"a path has at most {self._limits.path_bytes:,} bytes: names are shorter than that"
             raise _Refused(plain_failure(414, "too_large", sentence))
-        principal = await authenticate(scope, self._service.gatekeeper)
-        scope.setdefault("state", {})["principal"] = principal
+        scope.setdefault("state", {})
+        principal = await authenticate(scope, self._service.gatekeeper, self._service.logins)
+        scope["state"]["principal"] = principal
         scope["state"]["share"], share.principal = share, principal.name
         held = 0
 
@@ -232,7 +233,8 @@ class Door:
 
         try:
             body = await self._body(scope, receive, hold)
-            await self._app(scope, _replay(body, receive), send)
+            with asked_by(_asker(scope, principal)):
+                await self._app(scope, _replay(body, receive), send)
         finally:
             self._held_bytes -= held
 
@@ -303,6 +305,13 @@ class Door:
         if isinstance(error, PostroomError) and self._service.stopping:
             return failure(BrokerUnavailable(f"this broker is stopping: {error}"))
         return failure(error)
+
+
+def _asker(scope: Scope, principal: Principal) -> Asker:
+    """Returns whom the audit log names: a browser that has logged in comes through the console."""
+    client = scope.get("client")
+    address = "unknown" if client is None else f"{client[0]}:{client[1]}"
+    return Asker(principal.name, "console" if scope["state"].get(LOGGED_IN) else "http", address)
 
 
 def _said_bytes(headers: dict[bytes, bytes]) -> int:

@@ -21,6 +21,7 @@ from ..endpoint.values import Verdict
 from ..model.delivery.delivery import Span
 from ..model.policy.bounds import Offset, PartitionId, Token, TopicName
 from ..model.policy.settings import Exhausted, Keep, Mode, Storage
+from ..model.topology.keys import Keys
 from ..model.topology.route import Range, Route
 from .failures import BadRequest
 
@@ -32,6 +33,8 @@ __all__ = [
     "ChosenStopped",
     "CreateGroup",
     "CreateTopic",
+    "DelayedPage",
+    "DelayedShown",
     "Handle",
     "Handled",
     "Letter",
@@ -102,6 +105,8 @@ class CreateTopic(_In):
     name: Topic
     partitions: Count = DEFAULTS.partitions
     storage: Storage = "durable"
+    kafka_partitions: Count | None = None
+    keys: Keys = "postroom"
     retention: Duration | None = "7d"
     retention_bytes: Size | None = None
     keep: Keep = "needed"
@@ -253,6 +258,24 @@ class Letter:
     reason: str
     attempts: int
     dead_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedShown:
+    id: str
+    key: str | None
+    value: str | None  # None: it is no text; then `value_b64` has it
+    value_b64: str | None
+    headers: dict[str, str]
+    timestamp: int
+    due_ms: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedPage:
+    messages: list[DelayedShown]
+    next: str | None  # ask with `after` for what follows; None: nothing does
 
 
 # ---- sending ----
@@ -429,7 +452,7 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
             packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
             if packed[:1] != bytes((_VERSION,)):
                 raise ValueError("another version")
-            found = msgspec.msgpack.decode(packed[1:], type=Handle)
+            found = _handle(packed[1:])
         except (ValueError, binascii.Error, msgspec.MsgspecError):
             raise BadRequest(
                 f"{text[:80]!r} is no handle: pass on those of a poll's messages as they came"
@@ -439,6 +462,9 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     @property
     def place(self) -> tuple[str, int, int]:
         return (self.topic, self.partition_id, self.token)
+
+
+_handle = msgspec.msgpack.Decoder(Handle).decode
 
 
 def merged(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:

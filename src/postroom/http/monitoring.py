@@ -5,13 +5,8 @@ the store, one row, one at a time however many ask, and remembers the answer for
 open to anybody, and must cost the database next to nothing. A store that can be read and not written (a full
 disk, a read-only one) is of no use to those who send.
 
-`/metrics` has every metric's name, kind and meaning in one table. A registry belongs to an app, none is
-global. Counters are since the broker's start, and of this broker; metrics that have nothing to show yet are
-named all the same, so that the documentation and the examples can be checked against them. How far groups
-are behind comes from the store, and every broker of a queue shows the same: it is looked up when somebody
-scrapes, remembered for `FRESH_S`, and bounded in groups and in time, so that scraping never loads the
-database; what was left out is counted. A scrape does not wait for a store that is away: it shows what was
-found last, and how old that is.
+`/metrics` shows the broker's figures (`broker.exposition`), and those of the server around it. Decides who
+sees which names.
 """
 
 from __future__ import annotations
@@ -20,50 +15,29 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
-from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Protocol, cast
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.samples import Sample as MetricSample
 
-from ..broker.metrics import BOUNDS_S, OTHER, Labels, Spread, Tally, topic_label
-from ..broker.served import Servable
+from ..broker.exposition import Sampler, of_counts, of_groups, of_process
+from ..broker.metrics import OTHER
 from ..config import DEFAULTS, HttpTuning
-from ..endpoint.values import PartitionLag, RateInfo
-from ..errors import (
-    BrokerUnavailable,
-    CatalogError,
-    PostroomError,
-    StoreBusy,
-    StoreError,
-    StoreFull,
-    StoreUnavailable,
-)
+from ..errors import BrokerUnavailable, PostroomError, StoreBusy, StoreFull, StoreUnavailable
+from ..metrics import CONTENT_TYPE, Family, Sample, single
+from ..metrics import Metrics as Collection
 from ..model.access import Principal, allows, visible
-from ..model.policy.slow_lane import LaneInfo
-from ..model.topology.names import REDRIVE_GROUP, base_of, dead_topic, is_internal, slow_topic
-from ..store.contract import Group, Topic
-from ..store.sql.outbox import OUTBOX, OutboxLook
 from .failures import failure
 from .service import Service
 
 __all__ = [
     "METRICS",
-    "MOST_GROUPS",
     "Collector",
     "Metrics",
     "Named",
     "Readiness",
-    "Sample",
-    "Sampler",
     "health_router",
     "metrics_router",
     "sees_all",
@@ -148,140 +122,6 @@ async def ready(request: Request) -> JSONResponse:
     return JSONResponse({"status": "ready"}) if error is None else failure(error)
 
 
-# ---- how far groups are behind ----
-
-
-MOST_GROUPS = 200
-_MOST_STOPPED = 100  # messages of a group whose keys are looked at
-
-GroupKey = tuple[str, str]
-"""Topic and group."""
-
-
-@dataclass(slots=True)
-class Sample:
-    taken_at: float | None = None  # None: there was none yet
-    lags: dict[GroupKey, PartitionLag] = field(default_factory=dict)
-    letters: dict[GroupKey, int] = field(default_factory=dict)  # dead letters that wait for somebody
-    behind: dict[GroupKey, int] = field(default_factory=dict)  # what waits behind stopped messages
-    members: dict[GroupKey, int] = field(default_factory=dict)
-    lanes: dict[GroupKey, LaneInfo] = field(default_factory=dict)  # of groups that have a slow lane
-    delayed: dict[str, int] = field(default_factory=dict)  # by topic
-    sealed: dict[str, int] = field(default_factory=dict)  # by topic
-    rates: list[RateInfo] = field(default_factory=list)
-    outbox: OutboxLook | None = None  # in the queue's own database
-    brokers: int = 0
-    left_out: int = 0  # groups
-
-
-class Sampler:
-    def __init__(
-        self,
-        broker: Servable,
-        clock: Callable[[], float] = time.monotonic,
-        tuning: HttpTuning = DEFAULTS.tuning.http,
-    ) -> None:
-        self._broker, self._clock, self._tuning = broker, clock, tuning
-        self.last = Sample()
-        self._looking: asyncio.Task[None] | None = None
-
-    async def look(self) -> Sample:
-        """The last look if it is fresh, else a new one; if that takes too long, the last one all the same."""
-        if (
-            self.last.taken_at is not None
-            and self._clock() - self.last.taken_at < self._tuning.sample_fresh_s
-        ):
-            return self.last
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
-        try:
-            async with asyncio.timeout(self._tuning.sample_wait_s):
-                await asyncio.shield(self._looking)
-        except TimeoutError:
-            _log.warning("a scrape shows figures of groups that are old: the store is slow")
-        return self.last
-
-    @property
-    def age_s(self) -> float:
-        """-1: there was no look yet."""
-        return -1.0 if self.last.taken_at is None else max(0.0, self._clock() - self.last.taken_at)
-
-    async def _look(self) -> None:
-        broker, sample, began = self._broker, Sample(), self._clock()
-        try:
-            listed = await broker.in_thread(broker.listing.look)
-            topics = listed.topics
-            delayed = await broker.in_thread(broker.store.schedule.delayed)
-            names = {topic.id: topic.name for topic in topics}
-            sample.delayed = {names[id]: count for id, count in delayed.items() if id in names}
-            sample.rates = await broker.rates()
-            sample.outbox = await self._outbox()
-            sample.brokers = len(await broker.in_thread(broker.store.brokers.live))
-            for topic in topics:
-                self._count_sealed(topic, sample)
-            known = {one.name for one in topics}
-            for topic in topics:
-                if topic.id in listed.groups and not is_internal(topic.name):
-                    await self._look_at(topic.name, listed.groups[topic.id], known, sample, began)
-        except PostroomError as error:
-            _log.warning("a scrape shows figures of groups that are old: %s", error)
-            return
-        except Exception:
-            _log.exception("figures of groups could not be looked up in an unexpected way")
-            return
-        sample.taken_at = self._clock()
-        self.last = sample
-
-    async def _outbox(self) -> OutboxLook | None:
-        outboxes = getattr(self._broker.store, "outboxes", None)  # of the first database, if it is SQL
-        if outboxes is None:
-            return None
-        try:
-            found: OutboxLook | None = await self._broker.in_thread(outboxes.look, OUTBOX)
-            return found
-        except StoreError as error:  # its tables are the caller's affair
-            _log.debug("the outbox could not be looked at: %s", error)
-            return None
-
-    @staticmethod
-    def _count_sealed(topic: Topic, sample: Sample) -> None:
-        if topic.route.sealed:
-            name = topic_label(topic.name)
-            sample.sealed[name] = sample.sealed.get(name, 0) + len(topic.route.sealed)
-
-    async def _look_at(
-        self, topic: str, groups: Sequence[Group], topics: set[str], sample: Sample, began: float
-    ) -> None:
-        members: Counter[str] = Counter()
-        if len(sample.lags) < MOST_GROUPS and self._clock() - began <= self._tuning.sample_work_s:
-            members_of, ids = self._broker.store.progress.members_of, [group.id for group in groups]
-            live = await self._broker.in_thread(members_of, ids)
-            for group in groups:  # those of a broadcast group are in groups of their own
-                members[base_of(group.name) or group.name] += len(live.get(group.id, ()))
-        for group in groups:
-            if base_of(group.name) is not None:
-                continue
-            key = (topic, group.name)
-            if len(sample.lags) >= MOST_GROUPS or self._clock() - began > self._tuning.sample_work_s:
-                sample.left_out += 1
-                continue
-            try:
-                sample.lags[key] = (await self._broker.lag(*key)).total
-                sample.members[key] = members[group.name]
-                if sample.lags[key].stopped:
-                    found = await self._broker.stopped(*key, _MOST_STOPPED)
-                    sample.behind[key] = sum(one.behind or 0 for one in found)
-                if group.settings.slow_lane.on or slow_topic(*key) in topics:
-                    sample.lanes[key] = await self._broker.lanes(*key)
-                if dead_topic(*key) in topics:
-                    sample.letters[key] = await self._letters(dead_topic(*key))
-            except CatalogError:
-                sample.lags.pop(key, None)  # it was deleted meanwhile
-
-    async def _letters(self, topic: str) -> int:
-        return (await self._broker.lag(topic, REDRIVE_GROUP)).total.messages
-
-
 # ---- names ----
 # A scrape shows the names of topics and groups to those who would see them in a list: of a topic one has a
 # permission on, and of all to whoever has one on `_metrics`, which `*` includes. Everything else is added up
@@ -295,7 +135,7 @@ _LARGEST = ("_age_seconds", "_debt_seconds")
 
 
 class Collected(Protocol):
-    def collect(self) -> Iterable[Any]: ...
+    def collect(self) -> Iterable[Family]: ...
 
 
 def sees_all(principal: Principal) -> bool:
@@ -309,23 +149,22 @@ class Named:
         self._collected, self._principal = collected, principal
         self._shown: dict[str, bool] = {OTHER: True}
 
-    def collect(self) -> Iterator[Any]:
+    def collect(self) -> Iterator[Family]:
         for family in self._collected.collect():
             if any("topic" in sample.labels for sample in family.samples):
-                family = copy(family)
-                family.samples = self._named(family.samples)
+                family = replace(family, samples=self._named(family.samples))
             yield family
 
-    def _named(self, samples: Iterable[MetricSample]) -> list[MetricSample]:
-        found: dict[tuple[str, tuple[tuple[str, str], ...]], MetricSample] = {}
+    def _named(self, samples: Iterable[Sample]) -> list[Sample]:
+        found: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
         for sample in samples:
             if not self._shows(sample.labels.get("topic", "")):
                 labels = {name: OTHER if name in _NAMES else value for name, value in sample.labels.items()}
-                sample = sample._replace(labels=labels)
+                sample = replace(sample, labels=labels)
             key = (sample.name, tuple(sorted(sample.labels.items())))
             if (before := found.get(key)) is not None:
                 add = _adding(sample.name)
-                sample = sample._replace(value=add((before.value, sample.value)))
+                sample = replace(sample, value=add((before.value, sample.value)))
             found[key] = sample
         return list(found.values())
 
@@ -344,130 +183,44 @@ def _adding(name: str) -> Callable[[Iterable[float]], float]:
 
 metrics_router = APIRouter(tags=["metrics"])
 
-_TG = ("topic", "group")
-
-Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
-Values = Iterable[tuple[Labels, float]]
-
 
 class Collector:
-    """What `generate_latest` asks."""
+    """What a served broker shows."""
 
     def __init__(self, service: Service, sampler: Sampler) -> None:
         self._service, self._sampler = service, sampler
 
     def collect(self) -> Iterator[Family]:
-        yield from self._messages()
-        yield from self._requests()
-        yield from self._groups()
-        yield from self._broker()
+        yield from of_counts(self._service.figures)
+        yield from of_groups(self._sampler)
+        yield from self._server()
+        yield from of_process(self._service.broker, self._service.figures.started_at)
 
-    def _messages(self) -> Iterator[Family]:
-        f = self._service.figures
-        yield _counter("messages_published", "Messages stored.", ("topic",), f.published)
-        yield _counter("messages_delayed", "Messages stored to be delivered later.", ("topic",), f.delayed)
-        yield _counter("batches_published", "Batches stored.", ("topic",), f.batches)
-        yield _counter("published_bytes", "Bytes stored, compressed.", ("topic",), f.published_bytes)
-        yield _counter("messages_duplicate", "Messages that were there already.", ("topic",), f.duplicates)
-        yield _counter("messages_delivered", "Messages handed out.", _TG, f.delivered)
-        yield _counter("messages_redelivered", "Messages handed out once more.", _TG, f.redelivered)
-        yield _counter("deliveries", "Ranges of messages handed out.", _TG, f.deliveries)
-        yield _counter("messages_settled", "Messages settled, late ones too.", (*_TG, "verdict"), f.settled)
-        yield _counter("leases_lost", "Ranges settled too late.", _TG, f.lost)
-        yield _counter("messages_dead", "Messages moved to the dead letters.", _TG, f.dead)
-        found = "Stored batches that cannot be read, met by a delivery or the background check."
-        yield _counter("unreadable_batches", found, ("topic", "found_by"), f.unreadable)
-
-    def _requests(self) -> Iterator[Family]:
-        f = self._service.figures
-        yield _counter("requests", "Requests ended.", ("operation", "outcome"), f.requests)
-        yield _histogram("request_seconds", "Time of a request.", ("operation",), f.seconds)
-        yield _counter("store_errors", "Requests that the store failed.", ("code",), f.store_errors)
-        yield _counter("http_requests", "Requests over HTTP.", ("method", "route", "status"), f.http)
-        yield _histogram("commit_seconds", "Time of a commit to the log.", ("shard",), f.commit_seconds)
-        yield _counter("commit_batches", "Batches in commits to the log.", ("shard",), f.commit_batches)
-        yield _counter("commit_bytes", "Bytes in commits to the log.", ("shard",), f.commit_bytes)
-        queued = [((shard,), float(waiting())) for shard, waiting in f.queued.items()]
-        yield _gauge("writer_queue_bytes", "Bytes that wait for a commit.", ("shard",), queued)
-
-    def _groups(self) -> Iterator[Family]:
-        s = self._sampler.last
-        lags = list(s.lags.items())
-        yield _gauge("group_lag_messages", "Messages not settled.", _TG, ((k, v.messages) for k, v in lags))
-        yield _gauge("group_lag_bytes", "Bytes not settled.", _TG, ((k, v.bytes) for k, v in lags))
-        ages = [(k, v.oldest_age_ms / 1000) for k, v in lags]
-        yield _gauge("group_oldest_age_seconds", "Age of the oldest message not settled.", _TG, ages)
-        unsettled = [(k, v.unsettled) for k, v in lags]
-        yield _gauge("group_unsettled_messages", "Messages handed out, not settled.", _TG, unsettled)
-        stopped = [(k, v.stopped) for k, v in lags]
-        yield _gauge("group_stopped_messages", "Messages that hold their key for people.", _TG, stopped)
-        ages = [(k, v.stopped_age_ms / 1000) for k, v in lags]
-        said = "For how long the oldest stopped message has held its key."
-        yield _gauge("group_stopped_oldest_age_seconds", said, _TG, ages)
-        behind = [(k, float(s.behind.get(k, 0))) for k, _ in lags]
-        yield _gauge("group_stopped_behind_messages", "Messages behind stopped ones, at least.", _TG, behind)
-        slow = [(k, float(len(v.sources))) for k, v in s.lanes.items()]
-        yield _gauge("slow_sources", "Sources whose messages go to the slow lane.", _TG, slow)
-        waiting = [(k, float(v.waiting)) for k, v in s.lanes.items()]
-        yield _gauge("slow_lane_messages", "Messages in the slow lane, not settled.", _TG, waiting)
-        yield _gauge("group_members", "Live members.", _TG, s.members.items())
-        yield _gauge("dead_letters", "Dead letters that wait for somebody.", _TG, s.letters.items())
-        yield _by_topic("delayed_messages", "Delayed messages that wait.", s.delayed)
-        yield _by_topic("sealed_partitions", "Partitions to be read to their end.", s.sealed)
-        debts = [((r.kind, r.topic, r.group, r.producer), r.debt_ms / 1000) for r in s.rates]
-        labels = ("kind", "topic", "group", "producer")
-        yield _gauge("rate_debt_seconds", "Current wait imposed by a rate limit.", labels, debts)
-        yield from self._outbox()
-        yield _one("brokers", "Brokers that serve this queue.", s.brokers)
-        yield _one("groups_left_out", "Groups that this scrape left out: too many.", s.left_out)
-        yield _one("groups_age_seconds", "Age of the figures of groups; -1: none yet.", self._sampler.age_s)
-
-    def _outbox(self) -> Iterator[Family]:
-        """Shows an outbox in the queue's own database; others are shown by the process of their relay."""
-        found = self._sampler.last.outbox
-        figures = (
-            (0.0, 0.0, 0.0) if found is None else (found.messages, found.age_ms / 1000, len(found.stuck))
-        )
-        values = [[] if found is None else [((OUTBOX,), float(figure))] for figure in figures]
-        said = "Messages committed in the outbox, and not sent yet."
-        yield _gauge("outbox_messages", said, ("table",), values[0])
-        yield _gauge("outbox_oldest_age_seconds", "Age of the oldest of them.", ("table",), values[1])
-        said = "Topics that can take none of their messages until somebody acts."
-        yield _gauge("outbox_stuck_topics", said, ("table",), values[2])
-
-    def _broker(self) -> Iterator[Family]:
+    def _server(self) -> Iterator[Family]:
         service = self._service
-        server, duties = service.server, service.broker.duties
+        server, answers = service.server, service.answers
         connections = len(server.connections) if server is not None else 0
         limit = server.listening.max_connections if server is not None else 0
-        yield _one("connections", "Connections of clients, without HTTP.", connections)
-        yield _one("connections_limit", "Connections that are allowed.", limit)
-        answers = service.answers
-        yield _one("answer_bytes", "Bytes of answers being made, or not read yet.", answers.held)
-        yield _one("answer_bytes_limit", "Bytes of answers that are allowed.", answers.most)
-        yield _one("answers_waiting", "Requests that wait for room for their answer.", answers.waiting)
-        held = [((name,), float(name in duties.held)) for name in duties.names]
-        yield _gauge("duty_held", "1: this broker does this background work.", ("duty",), held)
-        yield _one("stopping", "1: this broker is about to stop.", float(service.stopping))
-        yield _one("uptime_seconds", "Since the start.", time.time() - service.figures.started_at)
-        ahead_s = service.broker.now_ms() / 1000 - time.time()
-        yield _one("clock_ahead_seconds", "The queue's time, ahead of this machine's.", ahead_s)
-        yield _gauge("build_info", "The version.", ("version",), [((_version(),), 1.0)])
+        yield single("connections", "Connections of clients, without HTTP.", connections)
+        yield single("connections_limit", "Connections that are allowed.", limit)
+        yield single("answer_bytes", "Bytes of answers being made, or not read yet.", answers.held)
+        yield single("answer_bytes_limit", "Bytes of answers that are allowed.", answers.most)
+        yield single("answers_waiting", "Requests that wait for room for their answer.", answers.waiting)
+        yield single("stopping", "1: this broker is about to stop.", float(service.stopping))
 
 
 class Metrics:
     def __init__(self, service: Service, sampler: Sampler) -> None:
         self.sampler = sampler
         self._turn = asyncio.Lock()
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(cast(Any, Collector(service, sampler)))
+        self.collector = Collector(service, sampler)
 
-    async def text(self, principal: Principal) -> bytes:
+    async def text(self, principal: Principal) -> str:
         """Written in a thread, one after the other: with thousands of topics it takes its time."""
-        await self.sampler.look()
-        shown: Any = self.registry if sees_all(principal) else Named(self.registry, principal)
+        await self.sampler.sample()
+        shown: Collected = self.collector if sees_all(principal) else Named(self.collector, principal)
         async with self._turn:
-            return await asyncio.to_thread(generate_latest, shown)
+            return await asyncio.to_thread(lambda: Collection(shown.collect()).text)
 
 
 @metrics_router.get("/metrics", response_class=Response)
@@ -475,45 +228,4 @@ async def metrics(request: Request) -> Response:
     """Figures for Prometheus, for any principal; names of topics for those who may see them."""
     found = cast(Metrics, request.app.state.metrics)
     text = await found.text(request.scope["state"]["principal"])
-    return Response(text, media_type=CONTENT_TYPE_LATEST)
-
-
-# ---- families ----
-
-
-def _counter(name: str, help: str, labels: Labels, tally: Tally) -> Family:
-    family = CounterMetricFamily(f"postroom_{name}", help, labels=labels)
-    for values, amount in tally.items():
-        family.add_metric(values, amount)
-    return family
-
-
-def _gauge(name: str, help: str, labels: Labels, values: Values) -> Family:
-    family = GaugeMetricFamily(f"postroom_{name}", help, labels=labels)
-    for found, value in values:
-        family.add_metric(found, value)
-    return family
-
-
-def _by_topic(name: str, help: str, values: dict[str, int]) -> Family:
-    return _gauge(name, help, ("topic",), (((topic,), float(value)) for topic, value in values.items()))
-
-
-def _one(name: str, help: str, value: float) -> Family:
-    return GaugeMetricFamily(f"postroom_{name}", help, value=value)
-
-
-def _histogram(name: str, help: str, labels: Labels, spread: Spread) -> Family:
-    family = HistogramMetricFamily(f"postroom_{name}", help, labels=labels)
-    edges = [*map(str, BOUNDS_S), "+Inf"]
-    for values, counts, total in spread.items():
-        up_to = [sum(counts[: at + 1]) for at in range(len(counts))]
-        family.add_metric(values, list(zip(edges, up_to, strict=True)), total)
-    return family
-
-
-def _version() -> str:
-    try:
-        return version("postroom")
-    except PackageNotFoundError:
-        return "unknown"
+    return Response(text, media_type=CONTENT_TYPE)

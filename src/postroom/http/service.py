@@ -7,7 +7,7 @@ are the SDK's code, limits are counted for each, and concurrent sends of one pri
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
@@ -18,12 +18,16 @@ from ..broker.served import Servable, figures_of, measured
 from ..client.connection import Connection
 from ..errors import BrokerUnavailable
 from ..model.access import ANONYMOUS, Principal
+from ..tasks import end
 from ..wire.server.answers import Answers
 from ..wire.server.listening import Listening
 from ..wire.server.server import WireServer
-from .access import Permitted
+from .access import Logins, Permitted
 
-__all__ = ["Caller", "Service", "Who"]
+__all__ = ["OPEN", "Caller", "Service", "Who"]
+
+OPEN = ("/health", "/ready", "/docs", "/openapi.json")
+"""What anybody may ask: nothing of it is about the queue."""
 
 T = TypeVar("T")
 
@@ -61,6 +65,9 @@ class Service:
         self.gatekeeper, self.server = gatekeeper, server
         self.answers = _room() if server is None else server.answers  # one budget, with those of the wire
         self.stopping = False
+        self.open = set(OPEN)  # paths that need no principal
+        self.logins: Logins | None = None  # of browsers, if there is a console
+        self.background: list[Callable[[], Coroutine[Any, Any, None]]] = []  # runs as long as the app
         self._callers: dict[str, Caller] = {}
         self._waiting: set[asyncio.Task[Any]] = set()
         self._closing: set[asyncio.Task[None]] = set()
@@ -115,9 +122,11 @@ class Service:
 
     @asynccontextmanager
     async def lifespan(self, app: Any) -> AsyncIterator[None]:
+        running = [asyncio.create_task(work()) for work in self.background]
         try:
             yield
         finally:
+            await end(running)
             await self.close()
 
 

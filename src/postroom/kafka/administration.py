@@ -10,44 +10,63 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from ..broker.served import Servable
 from ..config import DEFAULTS, SLOTS
 from ..errors import InvalidSetting, PostroomError, TopicExists, UnknownTopic
 from ..model.policy.settings import TopicSettings
+from ..model.topology.keys import Keys
 from ..model.topology.names import check_topic
 from .apis import Code, code_of
+from .metadata import KAFKA_KEYS, Cluster
+from .share.groups import ShareGroups
 from .topics import Topics
 
 __all__ = ["Administration", "configured", "described"]
 
-_TOPIC, _BROKER = 2, 4  # kinds of resources
+_TOPIC, _BROKER, _GROUP = 2, 4, 32  # kinds of resources
 _SET, _DELETE = 0, 1  # operations on a config
-_OWN, _DEFAULT = 1, 5  # sources of a config
-_STRING, _INT, _LONG, _BOOLEAN, _LIST = 2, 3, 5, 1, 7  # types of a config
+_OWN, _STATIC, _DEFAULT = 1, 4, 5  # sources of a config
+_STRING, _INT, _LONG, _DOUBLE, _BOOLEAN, _LIST = 2, 3, 5, 6, 1, 7  # types of a config
 _LAST_EPOCH = 32_767
 
 # Of a topic: what is reported, and cannot be another.
 _FIXED: Mapping[str, tuple[str, int]] = {
     "cleanup.policy": ("delete", _LIST),
-    "compression.type": ("producer", _STRING),
-    "max.message.bytes": (str(DEFAULTS.max_batch_bytes), _INT),
     "message.timestamp.type": ("CreateTime", _STRING),
-    "min.insync.replicas": ("1", _INT),
 }
-# These are about Kafka's files and replicas: whatever is said is true of a queue on a database.
-_IGNORED = frozenset(
-    {
-        "delete.retention.ms", "file.delete.delay.ms", "flush.messages", "flush.ms", "index.interval.bytes",
-        "max.compaction.lag.ms", "message.downconversion.enable", "message.format.version",
-        "message.timestamp.after.max.ms", "message.timestamp.before.max.ms",
-        "message.timestamp.difference.max.ms", "min.cleanable.dirty.ratio", "min.compaction.lag.ms",
-        "preallocate", "segment.bytes", "segment.index.bytes", "segment.jitter.ms", "segment.ms",
-        "unclean.leader.election.enable",
-    }
-)  # fmt: skip
 _RETENTION = {"retention.ms": "retention_ms", "retention.bytes": "retention_bytes"}
+_KEYS = "postroom.keys"  # of a topic that is made
+_FOREVER = str(2**63 - 1)
+# What is taken, and told again to whoever asks. But for the first it is about Kafka's files and replicas:
+# whatever is said is true of a queue on a database, which keeps batches as they were sent.
+_TAKEN: Mapping[str, tuple[str, int]] = {
+    "max.message.bytes": (str(DEFAULTS.max_batch_bytes), _INT),
+    "compression.type": ("producer", _STRING),
+    "delete.retention.ms": ("86400000", _LONG),
+    "file.delete.delay.ms": ("60000", _LONG),
+    "flush.messages": (_FOREVER, _LONG),
+    "flush.ms": (_FOREVER, _LONG),
+    "index.interval.bytes": ("4096", _INT),
+    "max.compaction.lag.ms": (_FOREVER, _LONG),
+    "message.downconversion.enable": ("true", _BOOLEAN),
+    "message.format.version": ("3.0-IV1", _STRING),
+    "message.timestamp.after.max.ms": (_FOREVER, _LONG),
+    "message.timestamp.before.max.ms": (_FOREVER, _LONG),
+    "message.timestamp.difference.max.ms": (_FOREVER, _LONG),
+    "min.cleanable.dirty.ratio": ("0.5", _DOUBLE),
+    "min.compaction.lag.ms": ("0", _LONG),
+    "min.insync.replicas": ("1", _INT),
+    "preallocate": ("false", _BOOLEAN),
+    "segment.bytes": ("1073741824", _INT),
+    "segment.index.bytes": ("10485760", _INT),
+    "segment.jitter.ms": ("0", _LONG),
+    "segment.ms": ("604800000", _LONG),
+    "unclean.leader.election.enable": ("false", _BOOLEAN),
+}
+_COMPRESSIONS = ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd")
+_LONGEST_VALUE = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +76,45 @@ class _Config:
     type: int
     own: bool = False  # somebody has set it
     fixed: bool = False
+    static: bool = False  # by the settings that a broker was started with
+
+    @property
+    def source(self) -> int:
+        return _STATIC if self.static else _OWN if self.own else _DEFAULT
 
 
 def configured(settings: TopicSettings, asked: Mapping[str, str | None]) -> TopicSettings:
     """The settings with these configs of Kafka's; None is the default. InvalidSetting says what cannot be."""
+    taken = dict(settings.kafka_configs)
     for name, value in asked.items():
-        field = _RETENTION.get(name)
-        if field is not None:
+        if name in _RETENTION:
+            field = _RETENTION[name]
             number: int = getattr(TopicSettings(), field) if value is None else _number(name, value)
             kept: dict[str, Any] = {field: max(0, number)}  # -1 is no limit, here it is 0
             settings = replace(settings, **kept)
-        elif name in _FIXED and value not in (None, _FIXED[name][0]):
+        elif name == _KEYS:
+            settings = replace(settings, keys=cast("Keys", value or settings.keys))
+        elif name in _TAKEN:
+            taken.pop(name, None)
+            if value is not None:
+                taken[name] = _checked(name, value)
+        elif name not in _FIXED:
+            raise InvalidSetting(f"there is no config {name!r}; set {', '.join(_RETENTION)}")
+        elif value not in (None, _FIXED[name][0]):
             more = "; there is no compaction" if name == "cleanup.policy" else ""
             raise InvalidSetting(f"{name}={value!r}: it is {_FIXED[name][0]!r} here, and stays so{more}")
-        elif name not in _FIXED and name not in _IGNORED:
-            raise InvalidSetting(f"there is no config {name!r}; set {', '.join(_RETENTION)}")
-    return settings
+    return replace(settings, kafka_configs=tuple(sorted(taken.items())))
+
+
+def _checked(name: str, value: str) -> str:
+    """The value, if Kafka would take it, too."""
+    if name == "compression.type" and value not in _COMPRESSIONS:
+        raise InvalidSetting(f"{name}={value!r}: choose one of {', '.join(_COMPRESSIONS)}")
+    if _TAKEN[name][1] in (_INT, _LONG) and _number(name, value) < 0:
+        raise InvalidSetting(f"{name}={value!r}: a whole number from 0 up")
+    if len(value) > _LONGEST_VALUE:
+        raise InvalidSetting(f"{name} has {len(value):,} characters: write {_LONGEST_VALUE} at most")
+    return value
 
 
 def _number(name: str, value: str) -> int:
@@ -88,9 +130,14 @@ def _number(name: str, value: str) -> int:
 def described(settings: TopicSettings) -> list[_Config]:
     """Every config of a topic."""
     found = [_Config(name, value, kind, fixed=True) for name, (value, kind) in _FIXED.items()]
+    own = dict(settings.kafka_configs)
+    for name, (value, kind) in _TAKEN.items():
+        found.append(_Config(name, own.get(name, value), kind, own=name in own))
     for name, field in _RETENTION.items():
-        value = getattr(settings, field)
-        found.append(_Config(name, str(value or -1), _LONG, own=value != getattr(TopicSettings(), field)))
+        kept = getattr(settings, field)
+        found.append(_Config(name, str(kept or -1), _LONG, own=kept != getattr(TopicSettings(), field)))
+    if settings.kafka_partitions:
+        found.append(_Config(_KEYS, settings.keys, _STRING, own=True, fixed=True))
     return sorted(found, key=lambda one: one.name)
 
 
@@ -98,9 +145,15 @@ class Administration:
     """`permit`: operation and topic (None: the queue); PermissionDenied."""
 
     def __init__(
-        self, broker: Servable, topics: Topics, permit: Callable[[str, str | None], None], *, creates: bool
+        self,
+        broker: Servable,
+        topics: Topics,
+        permit: Callable[[str, str | None], None],
+        cluster: Cluster,
+        share_groups: ShareGroups,
     ) -> None:
-        self._broker, self._topics, self._permit, self._creates = broker, topics, permit, creates
+        self._broker, self._topics, self._permit, self._cluster = broker, topics, permit, cluster
+        self._share_groups = share_groups
 
     async def create(self, name: str, settings: TopicSettings, partitions: int) -> None:
         await self._broker.create_topic(check_topic(name), settings, partitions, False)
@@ -123,7 +176,8 @@ class Administration:
         try:
             self._permit("create_topic", wanted.name)
             asked = {one.name: one.value for one in wanted.configs or ()}
-            settings = configured(TopicSettings(kafka_partitions=count), asked)
+            settings = configured(TopicSettings(kafka_partitions=count, keys=KAFKA_KEYS), asked)
+            settings.check_kafka()
             await self._refuse_existing(check_topic(wanted.name))
             if not validate_only:
                 await self.create(wanted.name, settings, count)
@@ -132,7 +186,7 @@ class Administration:
             return _refused(wanted.name, code_of(error), str(error))
         configs = [
             {"name": c.name, "value": c.value, "read_only": c.fixed, "is_sensitive": False,
-             "config_source": _OWN if c.own else _DEFAULT}
+             "config_source": c.source}
             for c in described(settings)
         ]  # fmt: skip
         return {
@@ -190,16 +244,36 @@ class Administration:
         if kind == _TOPIC:
             self._permit("topic", name)
             return described((await self._topics.view(name, fresh=True)).topic.settings)
+        if kind == _GROUP:
+            return [_Config(*one) for one in await self._share_groups.configs(name)]
         if kind != _BROKER:
-            raise InvalidSetting("only topics and brokers have configs here")
+            raise InvalidSetting("only topics, share groups and brokers have configs here")
         return [
-            _Config("auto.create.topics.enable", str(self._creates).lower(), _BOOLEAN, fixed=True),
+            *self._reached(name),
+            _Config(
+                "auto.create.topics.enable", str(self._cluster.creates_topics).lower(), _BOOLEAN, fixed=True
+            ),
             _Config("default.replication.factor", "1", _INT, fixed=True),
             _Config("log.cleanup.policy", "delete", _LIST, fixed=True),
             _Config("log.retention.ms", str(TopicSettings().retention_ms), _LONG, fixed=True),
             _Config("message.max.bytes", str(DEFAULTS.max_batch_bytes), _INT, fixed=True),
             _Config("num.partitions", str(DEFAULTS.partitions), _INT, fixed=True),
         ]
+
+    def _reached(self, name: str) -> list[_Config]:
+        """Where a broker is reached; without a number, what is said is true of all of them."""
+        if not name:
+            return []
+        nodes = {str(node.id): node for node in self._cluster.nodes}
+        if name not in nodes:
+            raise InvalidSetting(f"there is no broker {name!r}; there are {', '.join(nodes)}")
+        where = f"{self._cluster.protocol}://{nodes[name].host}:{nodes[name].port}"
+        found = [
+            ("advertised.listeners", where, _LIST),
+            ("listeners", where, _LIST),
+            ("broker.id", name, _INT),
+        ]
+        return [_Config(*one, fixed=True, static=True) for one in found]
 
     async def alter_configs(self, request: Any) -> dict[str, Any]:
         found = []
@@ -216,16 +290,24 @@ class Administration:
         return {"throttle_time": 0, "responses": found}
 
     async def _alter(self, resource: Any, *, validate_only: bool) -> None:
-        if resource.resource_type != _TOPIC:
-            raise InvalidSetting("only configs of topics can be changed; a broker's are in its settings")
         name = resource.resource_name
-        self._permit("alter_topic", name)
+        if resource.resource_type not in (_TOPIC, _GROUP):
+            raise InvalidSetting(
+                "configs of topics and share groups can be changed; a broker's are in its settings"
+            )
+        if resource.resource_type == _TOPIC:
+            self._permit("alter_topic", name)
         asked: dict[str, str | None] = {}
         for one in resource.configs or ():
             if one.config_operation not in (_SET, _DELETE):
                 raise InvalidSetting(f"{one.name} is no list: set it, or delete it for the default")
             asked[one.name] = one.value if one.config_operation == _SET else None
-        settings = configured((await self._topics.view(name, fresh=True)).topic.settings, asked)
+        if resource.resource_type == _GROUP:
+            return await self._share_groups.alter(name, asked, validate_only=validate_only)
+        before = (await self._topics.view(name, fresh=True)).topic.settings
+        settings = configured(before, asked)
+        if settings.keys != before.keys:
+            raise InvalidSetting(f"{_KEYS} is {before.keys!r}, and stays so: make another topic")
         if not validate_only:
             await self._broker.alter_topic(name, settings)
 
@@ -252,6 +334,6 @@ def _refused(name: str, code: int, message: str) -> dict[str, Any]:
 def _shown(config: _Config) -> dict[str, Any]:
     return {
         "name": config.name, "value": config.value, "read_only": config.fixed, "is_sensitive": False,
-        "config_source": _OWN if config.own else _DEFAULT,
+        "config_source": config.source,
         "synonyms": [], "config_type": config.type, "documentation": None,
     }  # fmt: skip

@@ -57,6 +57,15 @@ _TABLE = (
     Api(1, "fetch", 4, 17, 12),
     Api(2, "list_offsets", 1, 10, 6),
     Api(3, "metadata", 0, 13, 9),
+    Api(8, "offset_commit", 2, 9, 8),
+    Api(9, "offset_fetch", 1, 9, 6),
+    Api(10, "find_coordinator", 0, 6, 3),
+    Api(11, "join_group", 0, 9, 6),
+    Api(12, "heartbeat", 0, 4, 4),
+    Api(13, "leave_group", 0, 5, 4),
+    Api(14, "sync_group", 0, 5, 4),
+    Api(15, "describe_groups", 0, 5, 5),
+    Api(16, "list_groups", 0, 5, 3),
     Api(17, "sasl_handshake", 0, 1, 99),
     Api(18, "api_versions", 0, 5, 3),
     Api(19, "create_topics", 2, 7, 5),
@@ -64,8 +73,17 @@ _TABLE = (
     Api(22, "init_producer_id", 0, 5, 2),
     Api(32, "describe_configs", 1, 4, 4),
     Api(36, "sasl_authenticate", 0, 2, 2),
+    Api(42, "delete_groups", 0, 2, 2),
     Api(44, "incremental_alter_configs", 0, 1, 1),
+    Api(47, "offset_delete", 0, 0, 99),
     Api(60, "describe_cluster", 0, 2, 0),
+    Api(76, "share_group_heartbeat", 1, 1, 0),
+    Api(77, "share_group_describe", 1, 1, 0),
+    Api(78, "share_fetch", 1, 2, 0),
+    Api(79, "share_acknowledge", 1, 2, 0),
+    Api(90, "describe_share_group_offsets", 0, 1, 0),
+    Api(91, "alter_share_group_offsets", 0, 0, 0),
+    Api(92, "delete_share_group_offsets", 0, 0, 0),
 )
 
 APIS = {api.key: api for api in _TABLE}
@@ -92,10 +110,17 @@ class Code:
     NOT_LEADER = 6
     REQUEST_TIMED_OUT = 7
     MESSAGE_TOO_LARGE = 10
+    OFFSET_METADATA_TOO_LARGE = 12
     COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
     INVALID_TOPIC = 17
     INVALID_REQUIRED_ACKS = 21
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
     TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
     CLUSTER_AUTHORIZATION_FAILED = 31
     UNSUPPORTED_SASL_MECHANISM = 33
     ILLEGAL_SASL_STATE = 34
@@ -111,12 +136,21 @@ class Code:
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
     SASL_AUTHENTICATION_FAILED = 58
     UNKNOWN_PRODUCER_ID = 59
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
     FETCH_SESSION_NOT_FOUND = 70
     UNSUPPORTED_COMPRESSION = 76
+    GROUP_MAX_SIZE_REACHED = 81
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
     THROTTLING_QUOTA_EXCEEDED = 89
     INVALID_RECORD = 87
     UNKNOWN_TOPIC_ID = 100
+    FENCED_MEMBER_EPOCH = 110
+    INVALID_RECORD_STATE = 121
+    SHARE_SESSION_NOT_FOUND = 122
+    INVALID_SHARE_SESSION_EPOCH = 123
     REBOOTSTRAP_REQUIRED = 129
+    SHARE_SESSION_LIMIT_REACHED = 133
 
 
 _CODES: tuple[tuple[type[PostroomError], int], ...] = (

@@ -111,6 +111,7 @@ class Connection(asyncio.Protocol):
         if (raw := transport.get_extra_info("socket")) is not None:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._session = self._host.session(from_loopback(transport), certificate_name(transport))
+        self._session.host = f"/{peer_of(transport).rpartition(':')[0]}"
         self._transport.pause_reading()  # until it is known how much may be read
         self._reading = False
         self._host.connected(self)

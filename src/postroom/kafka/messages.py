@@ -123,6 +123,7 @@ def _primitive(kafka_type: str, flexible: bool) -> _Read:
         "int32": Reader.i32,
         "int64": Reader.i64,
         "timedelta_i32": Reader.i32,
+        "timedelta_i64": Reader.i64,
         "uuid": Reader.uuid,
         "string": lambda reader: reader.string(flexible),
         "bytes": lambda reader: reader.owned(flexible),
@@ -170,7 +171,10 @@ def _conversion(hint: Any, kafka_type: str) -> _Convert:
         return lambda value: datetime.timedelta(milliseconds=value)
     nested = _nested(hint)
     if nested is None:
-        return lambda value: value
+        single = _structure(hint)
+        if single is None:
+            return lambda value: value
+        return lambda value: None if value is None else _built(single, value)
     return lambda value: None if value is None else tuple(_built(nested, one) for one in value)
 
 
@@ -180,4 +184,12 @@ def _nested(hint: Any) -> type[Any] | None:
         if typing.get_origin(part) is tuple:
             first = typing.get_args(part)[0]
             return first if dataclasses.is_dataclass(first) and isinstance(first, type) else None
+    return None
+
+
+def _structure(hint: Any) -> type[Any] | None:
+    """The structure that a field is; None: it is no structure."""
+    for part in (hint, *typing.get_args(hint)):
+        if dataclasses.is_dataclass(part) and isinstance(part, type):
+            return part
     return None

@@ -14,14 +14,16 @@ from uuid import UUID
 
 from ..errors import PermissionDenied, PostroomError, TopicExists, UnknownTopic
 from ..model.policy.settings import TopicSettings
+from ..model.topology.keys import Keys
 from ..model.topology.names import is_internal
 from ..store.contract import Topic
 from .apis import Code, code_of
 from .hot import NO_OPERATIONS, Metadata, MetadataTopic, Node
 from .topics import KafkaTopic, Topics
 
-__all__ = ["Cluster", "Describing", "leader_of"]
+__all__ = ["KAFKA_KEYS", "Cluster", "Describing", "leader_of"]
 
+KAFKA_KEYS: Keys = "java"  # of a topic that a Kafka client makes: most of them follow this rule
 _AUTO_PARTITIONS = 4  # of a topic that is made because somebody asked for it; clients' own tests expect it
 _NULL_IS_ALL_FROM, _CREATES_FROM = 1, 4  # versions of Metadata
 
@@ -34,6 +36,10 @@ class Cluster(Protocol):
 
     @property
     def cluster_id(self) -> str: ...
+
+    @property
+    def protocol(self) -> str:
+        """What Kafka calls the way to these brokers."""
 
     @property
     def creates_topics(self) -> bool:
@@ -106,7 +112,8 @@ class Describing:
                 raise
         try:
             self._permit("create_topic", name)
-            await self._create(name, TopicSettings(kafka_partitions=_AUTO_PARTITIONS), _AUTO_PARTITIONS)
+            made = TopicSettings(kafka_partitions=_AUTO_PARTITIONS, keys=KAFKA_KEYS)
+            await self._create(name, made, _AUTO_PARTITIONS)
         except TopicExists:  # somebody else was faster
             pass
         except PermissionDenied:

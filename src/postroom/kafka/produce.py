@@ -108,7 +108,7 @@ class Producing:
             )
         if not view.writable:
             raise _Refused(Code.TOPIC_AUTHORIZATION_FAILED, _FOREIGN.format(view.name))
-        batch = _checked(version, request, sent)
+        batch = _checked(version, request, sent, view)
         key = (view.topic.id, sent.partition)
         line = self._lines.get(key)
         if line is None:
@@ -193,7 +193,7 @@ class _Refused(UsageError):
         self.kafka_code = kafka_code
 
 
-def _checked(version: int, request: Produce, sent: Sent) -> bytes:
+def _checked(version: int, request: Produce, sent: Sent, view: KafkaTopic) -> bytes:
     """The batch, if it may be stored as far as its header says. The broker looks at its checksum, once."""
     if request.acks not in (-1, 0, 1):
         raise _Refused(Code.INVALID_REQUIRED_ACKS, f"acks={request.acks}: choose 0, 1 or all")
@@ -203,8 +203,10 @@ def _checked(version: int, request: Produce, sent: Sent) -> bytes:
         )
     if not sent.batch:
         raise CorruptBatch("there is no batch for the partition")
-    if len(sent.batch) > DEFAULTS.max_batch_bytes:
-        raise MessageTooLarge(f"a batch has {DEFAULTS.max_batch_bytes:,} bytes at most: send smaller ones")
+    if len(sent.batch) > view.max_batch_bytes:
+        raise MessageTooLarge(
+            f"a batch for topic {view.name!r} has {view.max_batch_bytes:,} bytes at most: send smaller ones"
+        )
     header = read_header(sent.batch)
     if header.records > DEFAULTS.max_batch_messages:
         raise MessageTooLarge(f"a batch has {DEFAULTS.max_batch_messages:,} messages at most: send fewer")

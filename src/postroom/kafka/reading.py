@@ -26,7 +26,7 @@ from .hot import FetchedPartition, FetchedTopic
 from .primitives import Piece
 from .topics import KafkaTopic, Topics
 
-__all__ = ["Reading"]
+__all__ = ["Reading", "at_origin"]
 
 _OFFSET = struct.Struct(">q")
 _BY_ID_FROM = 13  # versions of Fetch that name topics by their ids
@@ -219,11 +219,11 @@ def _fill(one: _Asked, chain: Chain, edges: Sequence[Fetched]) -> int:
     below = found.end - int(found.sealed)
     for batch in found.batches:
         if batch.base_offset < below:
-            answer.pieces += _at_origin(link.origin, batch)
+            answer.pieces += at_origin(link.origin, batch)
     return sum(map(len, answer.pieces))
 
 
-def _at_origin(origin: int, batch: StoredBatch) -> list[Piece]:
+def at_origin(origin: int, batch: StoredBatch) -> list[Piece]:
     """A stored batch at the offset that Kafka clients know it by."""
     if not origin:
         return [batch.data]

@@ -16,10 +16,13 @@ from ..errors import InvalidSetting, PostroomError
 from ..wire.server.answers import Answers
 from ..wire.server.listening import Acceptor, Listening, end_all, listen, told_address
 from .connection import Connection
+from .groups.coordinator import Coordinator
 from .hot import Node
 from .messages import check_installed
 from .metadata import Cluster
 from .session import Session
+from .share.members import ShareMembers
+from .share.sessions import ShareSessions
 from .topics import Topics
 
 __all__ = ["KafkaServer"]
@@ -47,10 +50,16 @@ class KafkaServer:
         self.cluster: Cluster = self
         self.cluster_id = ""
         self.topics: Topics
+        self.coordinator: Coordinator
+        self.tuning = listening.tuning
+        loop = asyncio.get_running_loop()
+        self.share_sessions = ShareSessions(lambda: int(loop.time() * 1000), self.tuning.kafka_share_idle_ms)
+        self.share_members = ShareMembers(self.share_sessions.now, self.tuning)
         self.pending_bytes = 0  # of requests under way
         self.connections: set[Connection] = set()
         self._id = str(uuid.uuid4())
         self._nodes: tuple[Node, ...] = ()
+        self._number = -1  # among the nodes
         self._server: Acceptor | None = None
         self._duties: list[asyncio.Task[None]] = []
         self._short_of_room = False
@@ -61,6 +70,10 @@ class KafkaServer:
         """Listen, and be known. UsageError if the port is taken."""
         self.cluster_id = await self.broker.in_thread(self.broker.store.brokers.queue)
         self.topics = Topics(self.broker, self.cluster_id)
+        tuning = self.listening.tuning
+        self.coordinator = Coordinator(
+            self.broker, self._id, lambda: self._nodes, lambda: self._number, tuning
+        )
         await self.broker.identity_key()  # no client is to wait for it
         host, port = self.listening.host, self.listening.port
         sockets = listen(host, port, " for Kafka clients", "choose another port, or stop what is there")
@@ -92,6 +105,7 @@ class KafkaServer:
             await self.broker.in_thread(self.broker.store.brokers.leave_node, self._id)
         except PostroomError as error:
             _log.warning("could not be taken from the list of nodes; it will be forgotten: %s", error)
+        await self.coordinator.stop()
         await end_all(self.connections, grace_ms)
 
     @property
@@ -109,23 +123,28 @@ class KafkaServer:
     def nodes(self) -> tuple[Node, ...]:
         return self._nodes
 
+    @property
+    def protocol(self) -> str:
+        return "PLAINTEXT" if self.listening.tls is None else "SSL"
+
     async def _enter(self) -> None:
         brokers = self.broker.store.brokers
 
-        def enter() -> tuple[Node, ...]:
+        def enter() -> tuple[int, tuple[Node, ...]]:
             mine = brokers.enter_node(self._id, self.address, self.listening.tuning.entered_ms)
             others = [
                 Node(one.node_id, *_split(one.address)) for one in brokers.nodes() if one.node_id != mine
             ]
-            return tuple(sorted([Node(mine, *self._host_port), *others]))
+            return mine, tuple(sorted([Node(mine, *self._host_port), *others]))
 
-        self._nodes = await self.broker.in_thread(enter)
+        self._number, self._nodes = await self.broker.in_thread(enter)
 
     async def _keep_entering(self) -> None:
         while True:
             await asyncio.sleep(self.listening.tuning.enter_s)
             try:
                 await self._enter()
+                await self.coordinator.keep()
             except PostroomError as error:
                 _log.warning("the list of nodes cannot be kept now: %s", error)
 

@@ -10,23 +10,39 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import nullcontext
 from typing import Any, NamedTuple, Protocol
 
 from ..broker.access import Gatekeeper
 from ..broker.metrics import Figures
 from ..broker.served import Servable
+from ..config import WireTuning
+from ..endpoint.asker import asked_by
 from ..endpoint.operations import OPERATIONS
 from ..errors import NotAuthenticated, PostroomError, ProtocolError
 from ..model.access import Principal
+from ..model.audit import Asker
 from ..wire.server.answers import Answers, Share
 from .administration import Administration
 from .apis import APIS, Api, ApiVersions, Code, advertised
+from .groups.coordinator import Coordinator
+from .groups.listing import Groups
+from .groups.membership import GroupAccess, Membership
+from .groups.offsets import Offsets
 from .hot import Produced, api_versions, fetch_answer, metadata_answer, produce_answer, read_produce
 from .messages import read_request, written
 from .metadata import Cluster, Describing
 from .primitives import Piece, Reader, framed
 from .produce import Producing
 from .reading import Reading
+from .share.answers import acknowledge_answer as share_acknowledge_answer
+from .share.answers import fetch_answer as share_fetch_answer
+from .share.fetching import ShareDeliveries
+from .share.groups import ShareGroups
+from .share.members import ShareMembers, ShareMembership
+from .share.sessions import ShareSessions
+from .share.settling import Settling
+from .share.share_offsets import ShareOffsets
 from .topics import Topics
 
 __all__ = ["Answer", "Asked", "Door", "Session", "read_header"]
@@ -37,6 +53,14 @@ Answer = list[Piece] | Coroutine[Any, Any, list[Piece] | None]
 _PLAIN = "PLAIN"
 _BEFORE_LOGIN = ("sasl_handshake", "sasl_authenticate", "api_versions")
 _LONGEST_LOGIN = 64 * 1024
+_HOT = (
+    "produce",
+    "fetch",
+    "heartbeat",
+    "offset_commit",
+    "offset_fetch",
+    "list_offsets",
+)  # change no settings
 
 
 class Door(Protocol):
@@ -47,6 +71,10 @@ class Door(Protocol):
     topics: Topics
     cluster: Cluster
     answers: Answers
+    coordinator: Coordinator
+    share_sessions: ShareSessions
+    share_members: ShareMembers
+    tuning: WireTuning
     figures: Figures | None
     one_answer_bytes: int
 
@@ -57,6 +85,7 @@ class Asked(NamedTuple):
     api: Api
     version: int
     id: int
+    client: str  # as it calls itself
     body: memoryview
 
     @property
@@ -72,10 +101,10 @@ def read_header(frame: memoryview) -> Asked:
     api = APIS.get(key)
     if api is None or not (api.serves(version) or api is ApiVersions):
         raise ProtocolError(f"a Kafka client asked for API {key} in version {version}, which is not served")
-    reader.string(flexible=False)
+    client = reader.string(flexible=False) or ""
     if api.serves(version) and version >= api.flexible:
         reader.tags()
-    return Asked(api, version, id, frame[reader.at :])
+    return Asked(api, version, id, client, frame[reader.at :])
 
 
 class Session:
@@ -87,27 +116,73 @@ class Session:
         self._principal: Principal | None = None
         self._shaken = False  # hands: it may log in now
         self.share: Share | None = None
+        self.host = ""  # of the client, for those who list members
         broker, topics = door.broker, door.topics
         self._producing = Producing(broker, topics, self._permit, self._told)
         self._reading = Reading(broker, topics, self._permit)
-        creates = door.cluster.creates_topics
-        self._administration = Administration(broker, topics, self._permit, creates=creates)
+        self._share_groups = ShareGroups(broker, self._permit, door.tuning)
+        self._administration = Administration(broker, topics, self._permit, door.cluster, self._share_groups)
         create = self._administration.create
         self._describing = Describing(door.cluster, topics, self._permit, self._visible, create)
-        self._handlers: dict[str, Callable[[Asked], Awaitable[Answer]]] = {
-            "produce": self._produce,
-            "fetch": self._fetch,
-            "metadata": self._metadata,
-            "api_versions": self._api_versions,
-            "list_offsets": self._by_request(self._reading.list_offsets),
-            "sasl_handshake": self._handshake,
-            "sasl_authenticate": self._by_request(self._authenticate),
-            "create_topics": self._by_request(self._administration.create_topics),
-            "delete_topics": self._by_request(self._administration.delete_topics),
-            "init_producer_id": self._by_request(self._administration.init_producer_id),
-            "describe_configs": self._by_request(self._administration.describe_configs),
-            "incremental_alter_configs": self._by_request(self._administration.alter_configs),
-            "describe_cluster": self._by_request(self._describing.describe_cluster),
+        self._handlers: dict[str, Callable[[Asked], Awaitable[Answer]]] = (
+            self._about_shares()
+            | self._about_groups()
+            | {
+                "produce": self._produce,
+                "fetch": self._fetch,
+                "metadata": self._metadata,
+                "api_versions": self._api_versions,
+                "list_offsets": self._by_request(self._reading.list_offsets),
+                "sasl_handshake": self._handshake,
+                "sasl_authenticate": self._by_request(self._authenticate),
+                "create_topics": self._by_request(self._administration.create_topics),
+                "delete_topics": self._by_request(self._administration.delete_topics),
+                "init_producer_id": self._by_request(self._administration.init_producer_id),
+                "describe_configs": self._by_request(self._administration.describe_configs),
+                "incremental_alter_configs": self._by_request(self._administration.alter_configs),
+                "describe_cluster": self._by_request(self._describing.describe_cluster),
+            }
+        )
+
+    def _about_groups(self) -> dict[str, Callable[[Asked], Awaitable[Answer]]]:
+        door = self._door
+        access = GroupAccess(door.broker, door.coordinator, self._permit)
+        self._membership = Membership(door.coordinator, access, lambda: self.host)
+        offsets = Offsets(door.broker, door.topics, door.coordinator, access)
+        groups = Groups(door.broker, door.coordinator, access, self._share_groups, self._sharing.states)
+        return {
+            "join_group": self._enter_group,
+            "find_coordinator": self._by_request(self._membership.find_coordinator),
+            "sync_group": self._by_request(self._membership.sync),
+            "heartbeat": self._by_request(self._membership.heartbeat),
+            "leave_group": self._by_request(self._membership.leave),
+            "offset_commit": self._by_request(offsets.commit),
+            "offset_fetch": self._by_request(offsets.fetch),
+            "offset_delete": self._by_request(offsets.delete),
+            "list_groups": self._by_request(groups.listed),
+            "describe_groups": self._by_request(groups.describe),
+            "delete_groups": self._by_request(groups.delete),
+        }
+
+    def _about_shares(self) -> dict[str, Callable[[Asked], Awaitable[Answer]]]:
+        door, groups = self._door, self._share_groups
+        self._sharing = ShareMembership(
+            door.broker, door.topics, door.coordinator, door.share_members, groups, self._permit, self._name,
+            door.tuning,
+        )  # fmt: skip
+        self._share_deliveries = ShareDeliveries(
+            door.broker, door.topics, door.share_sessions, Settling(door.broker, door.tuning), self._permit,
+            self._name,
+        )  # fmt: skip
+        offsets = ShareOffsets(door.broker, door.topics, groups, self._permit)
+        return {
+            "share_group_heartbeat": self._share_heartbeat,
+            "share_group_describe": self._by_request(self._sharing.describe),
+            "share_fetch": self._share_fetch,
+            "share_acknowledge": self._share_acknowledge,
+            "describe_share_group_offsets": self._by_request(offsets.describe),
+            "alter_share_group_offsets": self._by_request(offsets.alter),
+            "delete_share_group_offsets": self._by_request(offsets.delete),
         }
 
     @property
@@ -124,7 +199,8 @@ class Session:
         try:
             if asked.api.name not in _BEFORE_LOGIN:
                 await self._log_in()
-            return await self._handlers[asked.api.name](asked)
+            with nullcontext() if asked.api.name in _HOT else asked_by(self._asker()):
+                return await self._handlers[asked.api.name](asked)
         except BaseException as failed:
             error = failed
             raise
@@ -157,6 +233,14 @@ class Session:
     def _permit(self, operation: str, topic: str | None) -> None:
         assert self._principal is not None, "it was looked at before"
         self._door.gatekeeper.check(self._principal, OPERATIONS[operation].need, topic)
+
+    def _asker(self) -> Asker:
+        name = "unknown" if self._principal is None else self._principal.name
+        return Asker(name, "kafka", self.host.removeprefix("/"))
+
+    def _name(self) -> str:
+        assert self._principal is not None, "it was looked at before"
+        return self._principal.name
 
     def _told(self) -> dict[str, Any]:
         assert self._principal is not None, "it was looked at before"
@@ -196,7 +280,7 @@ class Session:
             return _framed(asked, fetch_answer(asked.version, (), Code.FETCH_SESSION_NOT_FOUND))
         topics = await self._reading.fetch(asked.version, request, self._door.one_answer_bytes)
         size = sum(len(piece) for topic in topics for one in topic.partitions for piece in one.pieces)
-        if self.share is not None and not self.share.fits(size):  # it asks again
+        if not self._fits(size):  # it asks again
             for topic in topics:
                 for one in topic.partitions:
                     one.pieces = []
@@ -206,6 +290,31 @@ class Session:
         request = read_request(asked.api.key, asked.version, asked.body)
         found = await self._describing.metadata(asked.version, request)
         return _framed(asked, metadata_answer(asked.version, found))
+
+    async def _enter_group(self, asked: Asked) -> Answer:
+        request = read_request(asked.api.key, asked.version, asked.body)
+        found = await self._membership.join(asked.version, asked.client, request)
+        return _framed(asked, written(asked.api.key, asked.version, found))
+
+    # ---- share groups ----
+
+    async def _share_heartbeat(self, asked: Asked) -> Answer:
+        request = read_request(asked.api.key, asked.version, asked.body)
+        found = await self._sharing.heartbeat(asked.client, self.host, request)
+        return _framed(asked, written(asked.api.key, asked.version, found))
+
+    async def _share_fetch(self, asked: Asked) -> Answer:
+        request = read_request(asked.api.key, asked.version, asked.body)
+        found = await self._share_deliveries.fetch(request, self._door.one_answer_bytes, self._fits)
+        return _framed(asked, share_fetch_answer(asked.version, found))
+
+    def _fits(self, size: int) -> bool:
+        return self.share is None or self.share.fits(size)
+
+    async def _share_acknowledge(self, asked: Asked) -> Answer:
+        request = read_request(asked.api.key, asked.version, asked.body)
+        found = await self._share_deliveries.acknowledge(request)
+        return _framed(asked, share_acknowledge_answer(asked.version, found))
 
     # ---- log-in ----
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from ..broker.served import Servable
+from ..config import DEFAULTS
 from ..errors import UnknownTopic
 from ..model.policy.bounds import make_room
 from ..model.topology.chain import Chain, chains_of, numbered_chains
@@ -30,6 +31,7 @@ class KafkaTopic:
     topic: Topic
     id: UUID
     chains: tuple[Chain, ...]
+    max_batch_bytes: int = DEFAULTS.max_batch_bytes  # that Kafka clients may send
 
     @property
     def name(self) -> str:
@@ -67,7 +69,7 @@ class Topics:
     def _seen(self, topic: Topic, origins: dict[int, int]) -> KafkaTopic:
         fixed = topic.settings.kafka_partitions > 0
         chains = chains_of(topic.route, origins) if fixed else numbered_chains(topic.route)
-        view = KafkaTopic(topic, self.id_of(topic), chains)
+        view = KafkaTopic(topic, self.id_of(topic), chains, _max_batch_bytes(topic))
         make_room(self._views, _MOST)
         self._views[topic.name] = view
         make_room(self._names, _MOST)
@@ -100,3 +102,10 @@ class Topics:
 
     def id_of(self, topic: Topic) -> UUID:
         return UUID(bytes=self._queue + topic.id.to_bytes(_ID_BYTES, "big"))
+
+
+def _max_batch_bytes(topic: Topic) -> int:
+    """What a Kafka client has set, but no more than every queue takes."""
+    asked = dict(topic.settings.kafka_configs).get("max.message.bytes", "")
+    most = DEFAULTS.max_batch_bytes
+    return min(int(asked), most) if asked.isascii() and asked.isdigit() else most

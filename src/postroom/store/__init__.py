@@ -16,6 +16,7 @@ from ..config import DEFAULTS, Limits
 from ..errors import InvalidSetting, StoreCorrupt, UsageError, how_to_install
 from .contract import (
     Access,
+    Audit,
     Brokers,
     Catalog,
     Duties,
@@ -31,6 +32,7 @@ from .contract import (
     Usage,
     Watcher,
 )
+from .contract.kafka import KafkaGroups
 from .contract.values import AtOnce
 from .dialects.sqlite import SqliteDialect
 from .dialects.sqlite_clock import keep_steady
@@ -38,9 +40,11 @@ from .sharded.store import ShardSource, open_sharded
 from .sharded.table import SqlShards
 from .sql.access import SqlAccess
 from .sql.brokers import SqlBrokers, SqlDuties
+from .sql.catalog.audit import SqlAudit
 from .sql.catalog.catalog import SqlCatalog
 from .sql.catalog.routes import SqlRoutes
 from .sql.identity import check_alone, check_pair
+from .sql.kafka_groups import SqlKafkaGroups
 from .sql.log.log import SqlLog
 from .sql.log.volatile import check_volatile
 from .sql.outbox import SqlOutboxes
@@ -82,9 +86,11 @@ class SqlStore:
         self.duties: Duties = SqlDuties(session)
         self.brokers: Brokers = SqlBrokers(session)
         self.access: Access = SqlAccess(session)
+        self.audit: Audit = SqlAudit(session)
         self.rates: Rates = SqlRates(session, own)
         self.lanes: Lanes = SqlLanes(session)
         self.staging: Staging = SqlStaging(session)
+        self.kafka_groups: KafkaGroups = SqlKafkaGroups(session)
         self.outboxes = SqlOutboxes(session)  # of callers who keep theirs in this database
         self.at_once: AtOnce | None = session.at_once if session.dialect.quick else None
         self.now_ms: Callable[[], int] = session.now_ms
@@ -184,7 +190,7 @@ def _open(path: Path | None, clock: Clock | None, limits: Limits = DEFAULTS) -> 
             dialect.discard(Area.VOLATILE)
             _make_ready(session)
         if path is not None and isinstance(clock, SteadyClock):
-            keep_steady(session, clock)
+            dialect.opened_ms = keep_steady(session, clock)
     return session
 
 

@@ -1,18 +1,21 @@
 """A store's databases as operators see them: their tables and versions, whatever queue is in them.
 
-For `postroom migrate` and `postroom doctor`, which work on a database and not on a queue. All that they need
+For `postroom migrate`, `doctor` and `backup`, which work on a database and not on a queue. All that they need
 of the store's inside is named here: a session without a look at its tables, what the tables lack, the
-statements that make them, and what `doctor` examines. Must never make a file by looking at it.
+statements that make them, and what `doctor` examines; `copies` has the files. Must never make a file by
+looking at it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from . import open_session
 from .dialects.sqlite import SqliteDialect
 from .dialects.sqlite_clock import read_pace
 from .sql.brokers import SqlDuties
+from .sql.identity import check, check_alone, check_pair
 from .sql.schema import VERSION, check_schema, migrate, refuse_former, script, statements, version_of
 from .sql.session import Area, Row, Session
 
@@ -24,7 +27,9 @@ __all__ = [
     "Session",
     "SqlDuties",
     "SqliteDialect",
+    "check_pair",
     "check_schema",
+    "check_shards",
     "migrate",
     "open_session",
     "read_pace",
@@ -59,3 +64,9 @@ def _version(session: Session, area: Area) -> int:
         if file is not None and not file.exists():
             return 0
     return version_of(session, area)
+
+
+def check_shards(first: Session, others: Mapping[str, Session]) -> None:
+    """InvalidSetting if these databases are not all of one queue, the first one first; changes nothing."""
+    check_alone(first, frozenset(others))
+    check(first, others)

@@ -10,16 +10,29 @@ from typing import Any, Self, TypeVar, overload
 
 from postroom.client.consumer.consumer import AckMode
 from postroom.client.consumer.reading import Position
+from postroom.client.consumer.schedules import ScheduleInfo
 from postroom.client.forward.forwarder import Trouble
 from postroom.client.forward.spool_file import Spooled
-from postroom.client.message import DeadLetter, Message, Receipt, Stopped, Value
+from postroom.client.message import DeadLetter, Delayed, Message, Receipt, Stopped, Value
 from postroom.client.producer.staging import Staged
 from postroom.clock import Clock
-from postroom.endpoint.values import GroupInfo, Lag, Published, RateInfo, ResetPlan, ShardInfo, TopicInfo
+from postroom.endpoint.values import (
+    GroupInfo,
+    Lag,
+    PrincipalInfo,
+    Published,
+    RateInfo,
+    ResetPlan,
+    ShardInfo,
+    TopicInfo,
+)
+from postroom.metrics import Metrics
+from postroom.model.audit import AuditEntry
 from postroom.model.messages.batch import Headers
 from postroom.model.moves.staging import Span
 from postroom.model.policy.settings import Exhausted, Keep, Mode, Storage
 from postroom.model.policy.slow_lane import LaneInfo, SlowLane
+from postroom.model.topology.keys import Keys
 from postroom.model.topology.route import Change, Route
 from postroom.units import Duration, Moment
 
@@ -418,6 +431,22 @@ class Connection(_Facade):
         """Change what is given; None leaves it. 0 means no limit, and for `dedup_window` that ids are not
         looked at. Producers see a new window within about two seconds.
         """
+    def audit_log(
+        self,
+        *,
+        topic: str | None = None,
+        who: str | None = None,
+        since: datetime | None = None,
+        limit: int = 100,
+        before: int | None = None,
+        after: int | None = None,
+    ) -> list[AuditEntry]:
+        """Administrative actions, the newest first: who did what, when, from where, and what it changed.
+
+        Only those on a topic, by a principal or user, or since a moment, if that is given. An answer has at
+        most 1,000: `before=entries[-1].id` goes on. `after=` shows what came since an entry. A bounded number
+        is kept, and for a bounded time. On a served broker it takes `manage:*`.
+        """
     def cancel(self, topic: str, id: str) -> bool:
         """Take back a delayed message; True if it was still waiting.
 
@@ -461,6 +490,15 @@ class Connection(_Facade):
         begins at the end, and is forgotten when it leaves. A member that was forgotten while it was there
         (paused for too long, or deleted) gets UnknownGroup: `begins_anew` says that a new one starts over.
         """
+    def convert_group(
+        self, topic: str, group: str, mode: Mode, *, force: bool = False, dry_run: bool = False
+    ) -> ResetPlan:
+        """Make a native group one of Kafka clients (`mode="kafka"`), or one of theirs "shared" or "ordered".
+
+        It goes on where it was, and nothing is passed over. What a shared group has settled above its lowest
+        unsettled message comes again for Kafka clients, as the answer says (`again`). Nobody may be using it;
+        dead letters and retries have to be gone, or are lost with `force`.
+        """
     def create_group(
         self,
         topic: str,
@@ -498,6 +536,7 @@ class Connection(_Facade):
         max_backlog: int | None = None,
         max_backlog_bytes: int | str | None = None,
         kafka_partitions: int | None = None,
+        keys: Keys | None = None,
         exist_ok: bool = False,
     ) -> TopicInfo:
         """Make a topic. `retention=None` keeps messages however old.
@@ -509,10 +548,19 @@ class Connection(_Facade):
         With `dedup_window="10m"` a message whose id was sent within that time, or that some group has not
         settled yet, is not stored again: its receipt says `duplicate`. Equal ids need equal keys, or none.
         `kafka_partitions=8` makes a topic that Kafka clients may send to: it has 8 partitions for ever, which
-        can be moved, and neither split nor merged.
+        can be moved, and neither split nor merged. `keys=` says by whose rule a key has its partition there,
+        so that native producers and Kafka clients agree: "java", "librdkafka", or "postroom", which no Kafka
+        client knows.
         """
     def dead_letters(self, topic: str, group: str, *, limit: int = 1000) -> list[DeadLetter]:
         """Messages the group gave up on, oldest first; without those whose `expires` has passed."""
+    def delayed(self, topic: str, *, limit: int = 1000, after: Delayed | str | None = None) -> list[Delayed]:
+        """Messages of the topic that are not due yet, the soonest first.
+
+        `after`: the last one of the page before, or its `cursor`. Retries that wait in their group are not
+        among them; those further away than 15 minutes are in the group's own topic, such as
+        "orders.billing.retry".
+        """
     def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:
         """Forget a group and its progress; one with live members only if forced."""
     def delete_topic(self, name: str) -> None: ...
@@ -563,6 +611,13 @@ class Connection(_Facade):
         """
     def merge(self, topic: str, one: int, other: int) -> Route:
         """One partition in the place of two neighbours, live and in order."""
+    def metrics(self, *, groups: bool = True) -> Metrics:
+        """Return the figures of the queue, as values and as text for Prometheus: see `postroom.metrics`.
+
+        Of an embedded queue: how far groups are behind, and, if `connect` was given `metrics=True`, what this
+        process did since it connected. A queue that is served has them at its brokers: there are none here.
+        Without `groups` the store is not asked.
+        """
     def move(self, topic: str, partition: int, *, shard: str | None = None) -> Route:
         """The same range of slots on another shard, live and in order; None: the emptiest one."""
     def offsets(self, topic: str, *, at: Position = "latest") -> dict[int, int]:
@@ -571,6 +626,8 @@ class Connection(_Facade):
         """Let a shard that was drained take new partitions again."""
     def pause(self, topic: str, group: str) -> GroupInfo:
         """Hand out nothing more to the group until `resume`."""
+    def principals(self) -> list[PrincipalInfo]:
+        """Who may use the served brokers of this queue, and for what. On a served broker: `manage:*`."""
     def producer(
         self,
         topic: str,
@@ -648,6 +705,11 @@ class Connection(_Facade):
         """The change of the route that is under way; None: there is none."""
     def route_history(self, topic: str) -> list[Route]:
         """Every version of the route, the oldest first: ranges only, and partitions of them may be gone."""
+    def schedules(self) -> list[ScheduleInfo]:
+        """All recurring schedules that ran on this queue, by name: their rule, next and last runs, workers.
+
+        One that is no longer in any program stays, with no workers, until its topic is deleted.
+        """
     def send(
         self,
         topic: str,
@@ -813,6 +875,7 @@ def connect(
     zone: str | None = None,
     shards: Mapping[str, str] | None = None,
     migrate: bool = False,
+    metrics: bool = False,
     clock: Clock | None = None,
 ) -> Connection:
     """Connect to a store, or to brokers: `with postroom.sync.connect(url) as mq`, or `close()` in the end."""

@@ -313,13 +313,15 @@ def connect(
     zone: str | None = None,
     shards: Mapping[str, str] | None = None,
     migrate: bool = False,
+    metrics: bool = False,
     clock: Clock | None = None,
 ) -> Connection:
     """Connect to a store, or to brokers: `with postroom.sync.connect(url) as mq`, or `close()` in the end."""
     refuse_running_loop()
     connecting = _connect(
-        url, token=token, tls=tls, client_id=client_id, zone=zone, shards=shards, migrate=migrate, clock=clock
-    )
+        url, token=token, tls=tls, client_id=client_id, zone=zone, shards=shards, migrate=migrate,
+        metrics=metrics, clock=clock,
+    )  # fmt: skip
     loop = LoopThread(wrapped)
     try:
         connection: Connection = loop.call(connecting._opened)

@@ -2,7 +2,7 @@
 
 Decides when a connection is opened: when it is first asked for, in the process that asks. Pre-fork servers
 load the program and then fork; a connection of the parent is of no use in the child, so the child opens its
-own. Must never close what belongs to another process.
+own, and with SQLite the parent does, too. Must never close what belongs to another process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,12 @@ class PerProcess:
         self.url, self.options = url, dict(options or {})
         self._forget()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
+            os.register_at_fork(before=self._before_fork, after_in_child=self._forget)
+
+    def _before_fork(self) -> None:
+        """A SQLite file that is open at a fork cannot be opened in the child: it is opened anew in both."""
+        if self.url.startswith("sqlite"):
+            self.close()
 
     def _forget(self) -> None:
         """Without closing: after a fork it is the parent's, and so may be the lock."""

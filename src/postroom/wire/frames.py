@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..errors import ProtocolError
 
-__all__ = ["ERROR", "PREFIX_BYTES", "REPLY", "Frame", "FrameParser", "encode"]
+__all__ = ["ERROR", "PART", "PREFIX_BYTES", "REPLY", "Frame", "FrameParser", "encode"]
 
 _PREFIX = Struct(">IIIBBH")
 PREFIX_BYTES = _PREFIX.size
@@ -29,7 +29,8 @@ _AFTER_LENGTH = PREFIX_BYTES - _LENGTH_BYTES
 # flags
 REPLY = 1  # an answer
 ERROR = 2  # an answer that says why not: its header is a failure
-_FLAGS = REPLY | ERROR
+PART = 4  # the first part of an answer that comes in two
+_FLAGS = frozenset({0, REPLY, ERROR, REPLY | ERROR, REPLY | PART})
 
 _FOREIGN = {
     **dict.fromkeys((b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PRI "), "HTTP"),
@@ -95,7 +96,7 @@ class FrameParser:
             self._needed = PREFIX_BYTES if left >= _LENGTH_BYTES else _LENGTH_BYTES
             return None
         size, id, header_size, kind, flags, reserved = _PREFIX.unpack_from(view, start)
-        if size < _AFTER_LENGTH or header_size > size - _AFTER_LENGTH or flags & ~_FLAGS or reserved:
+        if size < _AFTER_LENGTH or header_size > size - _AFTER_LENGTH or flags not in _FLAGS or reserved:
             raise ProtocolError("this is no frame of Postroom's protocol: its lengths or flags are wrong")
         end = start + _LENGTH_BYTES + size
         if len(view) < end:

@@ -13,18 +13,19 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..endpoint.operations import OPERATIONS, Operation
-from ..endpoint.values import DeadLetters, Fetched, Grant, Lease, PollReply, StoppedMessage
+from ..endpoint.values import DeadLetters, DelayedBatch, Fetched, Grant, Lease, PollReply, StoppedMessage
 from ..errors import ProtocolError
 from ..model.delivery.delivery import Line, Span
 from ..model.policy.slow_lane import LaneView
+from ..model.topology.keys import Keys
 from ..model.topology.route import Range, Route
 from ..store.contract import StoredBatch
 from .frames import Frame
 from .messages import decode
 
 __all__ = [
-    "BatchHead", "FetchedHead", "GrantHead", "LettersHead", "PollHead", "RouteHead", "StoppedHead", "head_of",
-    "packed", "unpacked",
+    "BatchHead", "DelayedHead", "FetchedHead", "GrantHead", "LettersHead", "PollHead", "RouteHead",
+    "StoppedHead", "head_of", "packed", "unpacked",
 ]  # fmt: skip
 
 Packed = tuple[Any, Sequence[bytes]]
@@ -74,6 +75,14 @@ class LettersHead(msgspec.Struct, array_like=True, frozen=True):
     partition_id: int
     open: tuple[Span, ...]
     batches: tuple[BatchHead, ...]
+
+
+class DelayedHead(msgspec.Struct, array_like=True, frozen=True):
+    row: int
+    partition_id: int
+    due_at: int
+    records: int
+    bytes: int
 
 
 class StoppedHead(msgspec.Struct, array_like=True, frozen=True):
@@ -174,6 +183,19 @@ def _stopped(heads: Sequence[StoppedHead], body: bytes) -> list[StoppedMessage]:
     ]  # fmt: skip
 
 
+def _pack_delayed(reply: Sequence[DelayedBatch]) -> Packed:
+    heads = [DelayedHead(d.row, d.partition_id, d.due_at, d.records, len(d.data)) for d in reply]
+    return heads, [one.data for one in reply]
+
+
+def _delayed(heads: Sequence[DelayedHead], body: bytes) -> list[DelayedBatch]:
+    cut = _Body(body).take([BatchHead(0, h.records, 0, h.bytes) for h in heads])
+    return [
+        DelayedBatch(h.row, h.partition_id, h.due_at, h.records, batch.data)
+        for h, batch in zip(heads, cut, strict=True)
+    ]
+
+
 # ---- routes: what a reader needs, and nothing of what a `Route` computes for itself ----
 
 
@@ -185,10 +207,13 @@ class RouteHead(msgspec.Struct, frozen=True):
     sealed: tuple[Range, ...] = ()
     predecessors: Mapping[int, tuple[int, ...]] = {}
     away: tuple[int, ...] = ()  # ids of ranges' partitions whose shard does not answer now
+    keys: Keys = "postroom"
 
 
 def _head(one: Route) -> RouteHead:
-    return RouteHead(one.topic, one.version, one.ranges, one.by_id, one.sealed, one.predecessors, one.away)
+    return RouteHead(
+        one.topic, one.version, one.ranges, one.by_id, one.sealed, one.predecessors, one.away, one.keys
+    )
 
 
 def _pack_route(reply: Route) -> Packed:
@@ -202,8 +227,9 @@ def _pack_routes(reply: Sequence[Route]) -> Packed:
 def _route(head: RouteHead, body: bytes = b"") -> Route:
     try:
         return Route(
-            head.topic, head.version, head.ranges, head.by_id, head.sealed, dict(head.predecessors), head.away
-        )
+            head.topic, head.version, head.ranges, head.by_id, head.sealed, dict(head.predecessors),
+            head.away, head.keys,
+        )  # fmt: skip
     except AssertionError as error:
         raise ProtocolError(f"the route of {head.topic!r} is none: {error}") from error
 
@@ -227,6 +253,7 @@ _FORMS: dict[Any, _Form] = {
     Fetched: _Form(FetchedHead, _pack_fetched, _fetched),
     PollReply: _Form(PollHead, _pack_poll, _polled),
     list[DeadLetters]: _Form(list[LettersHead], _pack_letters, _letters),
+    list[DelayedBatch]: _Form(list[DelayedHead], _pack_delayed, _delayed),
     list[StoppedMessage]: _Form(list[StoppedHead], _pack_stopped, _stopped),
     Route: _Form(RouteHead, _pack_route, _route),
     list[Route]: _Form(list[RouteHead], _pack_routes, _routes),

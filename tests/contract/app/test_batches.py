@@ -35,6 +35,7 @@ async def left(mq: Connection) -> int:
     return (await mq.lag("orders", "billing")).total.messages
 
 
+@pytest.mark.slow("works for seconds")
 @everywhere
 async def test_a_list_is_one_unit_of_work(mq: Connection) -> None:
     app, got = App(mq), []
@@ -88,6 +89,7 @@ async def test_a_failing_list_is_retried_whole_each_by_its_own_attempt(
     assert await left(mq) == 0
 
 
+@pytest.mark.slow("works for seconds")
 @everywhere
 async def test_part_of_a_list_may_be_settled_by_the_handler(mq: Connection, clock: ManualClock) -> None:
     """R37: what the handler settled keeps its verdict; the rest gets the verdict of the ending."""

@@ -432,6 +432,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.few(1, "starts programs")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("body", [b"work", b"hang"])
 async def test_signals_stop_a_program_and_a_second_one_does_not_wait(

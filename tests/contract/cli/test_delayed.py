@@ -47,6 +47,7 @@ def test_cancel_in_an_unknown_topic(cli: Cli) -> None:
     assert "there is no topic 'mail' in " in said and "did you mean mails?" in said
 
 
+@pytest.mark.slow("starts programs")
 def test_lines_share_a_delay_and_may_have_their_own(cli: Cli) -> None:
     lines = [
         {"value": "a", "id": "a"},
@@ -88,3 +89,33 @@ def test_an_expired_message_is_not_shown(cli: Cli) -> None:
     cli.ok("send", "mails", "old news", "--expires", past)
     cli.ok("send", "mails", "news", "--expires", "1h")
     assert cli.ok("consume", "mails", "-g", "post", "--create", "-n", "1").out == "news\n"
+
+
+def test_what_waits_is_listed_and_taken_back(cli: Cli) -> None:
+    assert cli.ok("delayed", "list").out == "no delayed messages wait\n"
+    cli.ok("topic", "create", "calls", "--partitions", "1")
+    cli.ok("send", "mails", "much later", "--delay", "2h", "--id", "b", "--key", "ann")
+    cli.ok("send", "calls", "later", "--delay", "1h", "--id", "a")
+    both = cli.ok("delayed", "list", "--json").json
+    assert [(one["topic"], one["id"], one["value"]) for one in both] == [
+        ("calls", "a", "later"),
+        ("mails", "b", "much later"),
+    ]
+    assert (both[1]["key"], both[1]["bytes"], both[1]["retry_of"]) == ("ann", 10, None)
+    shown = cli.ok("delayed", "list", "mails").out
+    assert "much later" in shown and "ann" in shown and "every group" in shown and "calls" not in shown
+    again = cli("delayed", "cancel", "mails", "b", "x")
+    assert again.code == 1 and again.out == "cancelled message b of topic mails\n"
+    assert "no delayed message 'x' waits" in again.err and "postroom delayed list mails" in again.err
+    assert cli.ok("delayed", "list", "mails").out == "no delayed messages wait in topic mails\n"
+
+
+def test_a_long_list_goes_on_behind_a_cursor(cli: Cli) -> None:
+    lines = "".join(json.dumps({"value": str(n), "delay": 3600 + n}) + "\n" for n in range(5))
+    cli.ok("send", "mails", "--jsonl", stdin=lines)
+    first = cli.ok("delayed", "list", "mails", "-n", "2", "--json").json
+    assert "… and more; --limit 20 shows them" in cli.ok("delayed", "list", "mails", "-n", "2").out
+    rest = cli.ok("delayed", "list", "mails", "--after", first[-1]["cursor"], "--json").json
+    assert [one["value"] for one in first + rest] == ["0", "1", "2", "3", "4"]
+    wrong = cli("delayed", "list", "--after", first[-1]["cursor"])
+    assert wrong.code == 2 and "name the topic" in wrong.err

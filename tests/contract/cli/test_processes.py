@@ -48,6 +48,7 @@ def test_a_queue_from_nothing(tmp_path: Path) -> None:
     assert cli.process("topic", "delete", "orders", "--yes").code == 0
 
 
+@pytest.mark.slow("starts programs")
 def test_the_reader_of_a_pipe_may_leave(cli: Cli) -> None:
     cli.ok("send", "orders", "-", stdin="".join(f"{'x' * 50} {n}\n" for n in range(20_000)))
     for words in (["read", "orders"], ["consume", "orders", "-g", "g", "--create"]):
@@ -61,6 +62,7 @@ def test_the_reader_of_a_pipe_may_leave(cli: Cli) -> None:
     assert cli.ok("lag", "orders", "g", "--json").json[0]["messages"] > 0
 
 
+@pytest.mark.slow("starts programs")
 @pytest.mark.parametrize(
     "words", [["consume", "orders", "-g", "g", "--create"], ["read", "orders", "-F", "--start", "earliest"]]
 )
@@ -73,6 +75,7 @@ def test_ctrl_c_ends_quietly(cli: Cli, words: list[str]) -> None:
     assert answer.code == 130 and "Traceback" not in answer.err
 
 
+@pytest.mark.slow("starts programs")
 def test_ctrl_c_while_waiting_for_standard_input(cli: Cli) -> None:
     process = cli.start("send", "orders", "-", stdin=subprocess.PIPE)
     assert process.stdin is not None
@@ -87,6 +90,7 @@ def test_ctrl_c_while_waiting_for_standard_input(cli: Cli) -> None:
     assert code == 130 and "Traceback" not in answer.err and "Fatal" not in answer.err
 
 
+@pytest.mark.slow("starts programs")
 def test_a_watch_shows_sample_after_sample(cli: Cli) -> None:
     cli.ok("group", "create", "orders", "billing")
     process = cli.start("lag", "orders", "--watch", "--interval", "50ms", "--json")
@@ -96,6 +100,7 @@ def test_a_watch_shows_sample_after_sample(cli: Cli) -> None:
     assert _end(process).code == 130
 
 
+@pytest.mark.few(1, "starts programs")
 @pytest.mark.parametrize(("typed", "code", "left"), [(b"n\n", 4, 1), (b"\n", 4, 1), (b"y\n", 0, 0)])
 def test_on_a_terminal_it_asks(cli: Cli, typed: bytes, code: int, left: int) -> None:
     cli.ok("send", "orders", "hello")
@@ -112,6 +117,7 @@ def test_on_a_terminal_it_asks(cli: Cli, typed: bytes, code: int, left: int) -> 
     assert len(cli.ok("topic", "list", "--json").json) == left
 
 
+@pytest.mark.slow("starts programs")
 def test_a_worker_runs_the_app_in_this_folder(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "import os, postroom\n"
@@ -129,6 +135,7 @@ def test_a_worker_runs_the_app_in_this_folder(cli: Cli, tmp_path: Path) -> None:
     assert cli.ok("lag", "orders", "billing", "--json").json[0]["messages"] == 0
 
 
+@pytest.mark.slow("starts programs")
 def test_a_worker_uses_the_url_that_is_named(cli: Cli, tmp_path: Path) -> None:
     """It wins over the app's own, with a line that says so; the line of a new group says where it starts."""
     (tmp_path / "shop.py").write_text(
@@ -150,6 +157,7 @@ def test_a_worker_uses_the_url_that_is_named(cli: Cli, tmp_path: Path) -> None:
     assert "group billing of orders is new; it starts at the earliest message" in answer.err
 
 
+@pytest.mark.few(1, "starts programs")
 @pytest.mark.parametrize(("typed", "code", "groups"), [(b"y\n", 0, 1), (b"\n", 4, 0)])
 def test_on_a_terminal_a_new_group_is_asked_about(cli: Cli, typed: bytes, code: int, groups: int) -> None:
     cli.ok("send", "orders", "hello")
@@ -166,6 +174,7 @@ def test_on_a_terminal_a_new_group_is_asked_about(cli: Cli, typed: bytes, code: 
     assert len(cli.ok("group", "list", "orders", "--json").json) == groups
 
 
+@pytest.mark.few(1, "starts programs")
 @pytest.mark.parametrize("target", ["shop", "nothing_here:app", "json:app"])
 def test_a_worker_without_an_app(cli: Cli, target: str) -> None:
     answer = cli.process("worker", target, "--json")
@@ -186,6 +195,7 @@ def _logged(process: subprocess.Popen[bytes], text: str) -> str:
     raise AssertionError(f"it ended with {process.wait()} and never said {text!r}")
 
 
+@pytest.mark.slow("starts programs")
 def test_a_worker_waits_for_a_topic_that_is_not_there_yet(cli: Cli, tmp_path: Path) -> None:
     body = """
         @app.subscribe('parcels', group='billing')
@@ -208,6 +218,7 @@ def test_a_worker_waits_for_a_topic_that_is_not_there_yet(cli: Cli, tmp_path: Pa
     assert answer.code == 0
 
 
+@pytest.mark.few(1, "starts programs")
 @pytest.mark.parametrize(
     ("decorators", "code", "error", "said"),
     [
@@ -228,6 +239,7 @@ def test_a_worker_ends_at_once_with_what_waiting_cannot_mend(
     assert said in answer.error["message"]
 
 
+@pytest.mark.slow("starts programs")
 def test_a_worker_applies_what_its_decorator_names(cli: Cli, tmp_path: Path) -> None:
     cli.ok("group", "create", "orders", "billing", "--max-attempts", "16")
     _write_app(
@@ -259,6 +271,7 @@ def test_a_consumer_that_asks_for_other_settings_is_told_the_command(cli: Cli) -
     cli.ok("consume", "orders", "-g", "billing", "--lease", "1m", "--max-attempts", "3", "--wait", "0")
 
 
+@pytest.mark.slow("starts programs")
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes cannot be paused here")
 @pytest.mark.parametrize("member", ["", ", member='shop-1', expires='10m'"])
 def test_a_worker_that_was_paused_until_it_was_forgotten_clears_its_cache(

@@ -52,6 +52,7 @@ def test_a_server_that_is_away(url: str, words: list[str], capsys: pytest.Captur
         assert "check host and port" in captured.out + captured.err
 
 
+@pytest.mark.few(1, "starts programs")
 @pytest.mark.parametrize("url", AWAY)
 def test_a_traceback(url: str, tmp_path: Path) -> None:
     answer = Cli(tmp_path, url).process("topic", "list", "--debug")

@@ -48,6 +48,7 @@ HANDLER = """
 """
 
 
+@pytest.mark.slow("starts programs")
 def test_a_worker_creates_the_missing_topics_of_its_app(cli: Cli, tmp_path: Path) -> None:
     """The app names no queue: POSTROOM_URL does. What its log tells of a message has no token in it."""
     write_app(tmp_path, HANDLER)
@@ -76,13 +77,6 @@ def test_the_environment_wins_over_the_address_in_the_app(cli: Cli, tmp_path: Pa
     assert f"the app runs on {cli.url}, as asked for" in logged(process, "own.db")
     logged(process, "running")
     assert stopped(process) == 0 and not (tmp_path / "own.db").exists()
-
-
-def test_a_worker_whose_queue_is_away_says_so_and_ends(cli: Cli, tmp_path: Path) -> None:
-    write_app(tmp_path, HANDLER)
-    answer = cli.process("worker", "shop:app", "--url", "postroom://127.0.0.1:9", "--json")
-    assert answer.code == 1 and answer.error["error"] == "broker_unavailable"
-    assert "127.0.0.1:9" in answer.error["message"]
 
 
 def test_an_unknown_topic_names_the_queue(cli: Cli) -> None:
@@ -123,6 +117,11 @@ def test_dead_letters_are_listed_by_error(cli: Cli) -> None:
     shown = cli.ok("dead", "show", "parcels", "billing", "--id", "third").out
     assert "Traceback (most recent call last)" in shown and ", in bill" in shown
     assert "Traceback" not in cli.ok("dead", "list", "parcels", "billing").out
+    (group,) = cli.ok("dead", "list", "--json").json
+    assert (group["topic"], group["group"], group["letters"]) == ("parcels", "billing", 3)
+    assert group["oldest"]["reason"].startswith("ValueError")
+    assert cli.ok("dead", "list", "parcels").out.splitlines()[1].split()[:3] == ["parcels", "billing", "3"]
+    assert "postroom dead list parcels billing --by-error" in cli("doctor").out
 
 
 def test_the_version_is_told(cli: Cli) -> None:

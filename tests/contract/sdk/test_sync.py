@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -284,6 +285,33 @@ def test_a_closed_producer_says_so(mq: sync.Connection) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed before"])
+def test_a_file_that_was_open_at_the_fork_is_refused_in_the_child(tmp_path: Path, closed: bool) -> None:
+    """SQLite would lose what the child stores once the parent closes the file."""
+    url = f"sqlite:///{tmp_path}/queue.db"
+    mq = sync.connect(url)
+    mq.create_topic("orders")
+    if closed:
+        mq.close()
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:  # no assertion may leave the child
+        try:
+            with sync.connect(url) as own:
+                own.send("orders", b"1")
+            answer = b"sent"
+        except BaseException as error:
+            answer = repr(error).encode()
+        os.write(write, answer)
+        os._exit(0)
+    os.waitpid(child, 0)
+    answer = os.read(read, 1000)
+    mq.close()
+    assert answer == b"sent" if closed else b"ForkError" in answer and b"before the fork" in answer
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_use_after_fork_says_so(mq: sync.Connection) -> None:
     read, write = os.pipe()
     child = os.fork()
@@ -323,6 +351,7 @@ with postroom.sync.connect("memory://") as mq:
 """
 
 
+@pytest.mark.slow("works for seconds")
 def test_ctrl_c_ends_a_call_and_the_connection_goes_on() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -86,6 +86,7 @@ OWN_RUNNER = """
 AUTO = ["-o", "asyncio_mode=auto", "-o", "asyncio_default_fixture_loop_scope=function"]
 
 
+@pytest.mark.slow("starts programs")
 @pytest.mark.parametrize("runner", ["pytest-asyncio", "none but asyncio.run"])
 def test_the_test_in_the_documentation_runs(pytester: pytest.Pytester, runner: str) -> None:
     own = runner != "pytest-asyncio"
@@ -95,17 +96,20 @@ def test_the_test_in_the_documentation_runs(pytester: pytest.Pytester, runner: s
     _passes(pytester, 5, *(["-p", "no:asyncio"] if own else AUTO))
 
 
+@pytest.mark.slow("works for seconds")
 def test_the_plain_test_in_the_documentation_runs(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(shop=SHOP, test_shop=PLAIN_TEST)
     _passes(pytester, 2, "-p", "no:asyncio")
 
 
+@pytest.mark.slow("starts programs")
 def test_a_loop_of_the_whole_session_is_fine(pytester: pytest.Pytester) -> None:
     """The loop outlives the queue: the fixture closes it in time."""
     pytester.makepyfile(shop=SHOP, test_shop=ASYNC_TEST, test_zz=LEFT_RUNNING)
     _passes(pytester, 5, *AUTO, "-o", "asyncio_default_test_loop_scope=session")
 
 
+@pytest.mark.slow("starts programs")
 def test_the_plugin_is_found_without_being_asked_for(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("--fixtures", "-q")
     result.stdout.fnmatch_lines(["postroom_clock*", "postroom_queue*", "postroom_sync*"])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from postroom.address import parse
+from postroom.errors import StoreUnavailable
+from postroom.model.policy.settings import TopicSettings
 from postroom.store import SqlStore, open_store
 from postroom.store.contract import Store, Watcher
 from postroom.store.sharded.shard import Shard
@@ -111,3 +113,14 @@ def _failing(shards: Iterable[Shard], meanwhile: Callable[[], object]) -> Iterat
             stack.enter_context(_failing_commits(shard._opened, meanwhile))
             stack.enter_context(mock.patch.object(shard, "_lost"))
         yield
+
+
+def test_while_no_shard_answers_in_time_a_topic_is_refused_for_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is given up on while it works on the request, and the second is away."""
+    first, other = (parse(f"sqlite:///{tmp_path}/{name}.db") for name in ("first", "second"))
+    with closing(open_store(first, MovableClock(), shards={NAME: other})) as store:
+        monkeypatch.setattr(ShardedCatalog, "_taking", lambda self, tx: [])
+        with pytest.raises(StoreUnavailable, match="no shard takes new partitions now"):
+            store.catalog.create_topic("orders", TopicSettings(), 2)

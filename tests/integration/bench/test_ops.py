@@ -7,6 +7,7 @@ import pytest
 from bench import ops
 
 
+@pytest.mark.slow("works for seconds")
 async def test_operations_in_memory_are_measured_beside_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "_IDLE_S", 0.1)
     found = [one async for one in ops.in_memory(0.05)]

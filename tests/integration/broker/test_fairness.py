@@ -88,6 +88,7 @@ async def sent(broker: Broker, topic: str, *batches: bytes) -> list[asyncio.Task
 # ---- producers ----
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 @pytest.mark.parametrize("topic", ["quiet", "busy"])
 async def test_a_newcomer_is_in_the_very_next_commit(broker: Broker, gated: Gated, topic: str) -> None:
     flood = await sent(broker, "busy", *(batch(7, number) for number in range(500)))
@@ -273,6 +274,7 @@ async def test_a_poll_that_comes_while_nothing_is_there_does_not_look(broker: Br
     await end(*polls)
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_a_poll_answers_at_its_deadline_without_a_look(broker: Broker, looks: Looks) -> None:
     polls = await idle(broker, 1, looks)
     short = poll(broker, "short", wait_ms=1100)
@@ -315,6 +317,7 @@ async def test_what_a_cancelled_poll_was_given_goes_to_the_next_in_line(broker: 
     await end(*polls)
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_the_store_failing_one_poll_does_not_fail_all(broker: Broker, looks: Looks) -> None:
     polls = await idle(broker, 50, looks)
     looks.failing = True

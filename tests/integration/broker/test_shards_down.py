@@ -80,6 +80,7 @@ async def take(mq: Connection, count: int, group: str = "billing") -> list[Recei
 # --- the second shard ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_the_rest_goes_on_and_what_waited_is_delivered(queue: Queue, server: Server) -> None:
     async with orders(queue) as (mq, slots):
         await mq.send("orders", b"before", slot=slots["b"])
@@ -103,6 +104,7 @@ async def _is(mq: Connection, name: str, wanted: str) -> bool:
     return await state(mq, name) == wanted
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_messages_without_a_key_skip_it(queue: Queue, server: Server) -> None:
     """From the first failure on, one send after the other: none waits for it, and none fails."""
     async with orders(queue) as (mq, _):
@@ -123,6 +125,7 @@ async def test_messages_without_a_key_skip_it(queue: Queue, server: Server) -> N
         await until(used_again)
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_ordered_members_keep_what_they_hold_elsewhere(queue: Queue, server: Server) -> None:
     """Nothing of the healthy shard is handed over or lost, and order holds over the outage."""
     async with orders(queue) as (mq, _):
@@ -201,6 +204,7 @@ async def test_settling_is_not_held_up_by_what_is_on_a_dead_shard(queue: Queue, 
         assert (await mq.lag("orders", "billing")).total.messages == 0
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_delayed_messages_of_others_are_on_time(queue: Queue, server: Server) -> None:
     async with orders(queue) as (mq, slots):
         await mq.create_group("orders", "billing")
@@ -233,6 +237,7 @@ async def test_it_may_be_down_when_the_queue_is_opened(queue: Queue, server: Ser
         assert {m.value for m in await take(mq, 2, "all")} == {b"here", b"there"}
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_a_move_to_or_from_it_is_turned_back(queue: Queue, server: Server) -> None:
     async with orders(queue) as (mq, slots):
         route = await mq.route("orders")
@@ -253,6 +258,7 @@ async def test_a_move_to_or_from_it_is_turned_back(queue: Queue, server: Server)
         await mq.move("orders", (await mq.route("orders")).of_slot(slots["b"]).partition, shard="first")
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_one_that_hangs_is_found_out_and_not_waited_for_again(
     server: Server, tmp_path: Path, proxy_to: Callable[[int], Proxy]
 ) -> None:
@@ -287,6 +293,7 @@ async def test_one_that_hangs_is_found_out_and_not_waited_for_again(
 # --- the first shard -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_without_the_first_shard_others_go_on_with_the_last_route(
     server: Server, tmp_path: Path
 ) -> None:

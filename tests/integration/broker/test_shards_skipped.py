@@ -75,6 +75,7 @@ async def mq(request: pytest.FixtureRequest, away: Away) -> AsyncIterator[Connec
                 yield client
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_one_send_after_the_other(mq: Connection, away: Away) -> None:
     async with warm(mq) as (there, _):
         away.stop()
@@ -139,6 +140,7 @@ async def test_one_way_and_delayed(mq: Connection, away: Away) -> None:
         assert not there & {receipt.partition for receipt in receipts}
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_one_that_hangs_costs_the_first_who_meets_it(mq: Connection, away: Away) -> None:
     """It takes a while until that is known; then it is passed over, and nobody pays again."""
     async with warm(mq) as (there, _):
@@ -159,6 +161,7 @@ async def test_one_that_hangs_costs_the_first_who_meets_it(mq: Connection, away:
         await until(lambda: _goes_there(mq, there))
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_with_time_enough_one_that_hangs_costs_nobody_anything(mq: Connection, away: Away) -> None:
     """What surely was not stored there goes elsewhere, once that is known."""
     async with warm(mq) as (there, _):
@@ -182,6 +185,7 @@ async def test_a_spool_skips_it_too(mq: Connection, away: Away, tmp_path: Path) 
 # --- what those are told that cannot go elsewhere ---------------------------------------------------------
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_a_refused_connection_is_named(mq: Connection, away: Away) -> None:
     async with warm(mq) as (_, slot):
         away.stop()
@@ -195,6 +199,7 @@ async def test_a_refused_connection_is_named(mq: Connection, away: Away) -> None
         assert caught.value.details["stored"] is False and caught.value.details["shard"] == "b"
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_silence_is_named(mq: Connection, away: Away) -> None:
     async with warm(mq) as (_, slot):
         away.proxy.deaf()
@@ -206,6 +211,7 @@ async def test_silence_is_named(mq: Connection, away: Away) -> None:
         away.proxy.heal()
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_a_read_only_server_is_named(mq: Connection, away: Away, spare_mariadb: MariaServer) -> None:
     async with warm(mq) as (_, slot):
         with spare_mariadb.connect("", admin=True) as admin, admin.cursor() as cursor:
@@ -219,6 +225,7 @@ async def test_a_read_only_server_is_named(mq: Connection, away: Away, spare_mar
         assert str(caught.value).endswith("last error: shard 'b' takes no writes: it is read-only")
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 async def test_the_command_line_says_it_too(away: Away, tmp_path: Path) -> None:
     async with away.connect() as mq, warm(mq):
         route = await mq.route("t")

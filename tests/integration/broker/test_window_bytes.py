@@ -61,6 +61,7 @@ async def consumed(consumer: postroom.Consumer) -> list[tuple[int, int]]:
     return got
 
 
+@pytest.mark.few(1, "sends megabytes")
 @pytest.mark.parametrize("compression", ["lz4", "zstd", "gzip", "snappy"])
 async def test_a_consumer_opens_no_more_than_its_window(unpacked: Opened, compression: str) -> None:
     async with postroom.connect("memory://") as mq:
@@ -78,6 +79,7 @@ async def test_a_consumer_opens_no_more_than_its_window(unpacked: Opened, compre
         assert unpacked.batches <= 3 * BATCHES  # it soon asks for no more than it has room for
 
 
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
 @pytest.mark.parametrize("order", ["key", "partition"])
 async def test_in_an_ordered_group_what_has_no_room_comes_later_in_order(
     unpacked: Opened, order: Any

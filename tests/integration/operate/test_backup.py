@@ -16,26 +16,22 @@ import pytest
 
 import postroom
 from postroom import Connection, Message, StoreCorrupt
-from tests.docs.pages import ROOT, blocks
 from tests.ready import Ground
 from tests.servers import MariaServer
 from tests.servers.server import Server
 
-PAGE = ROOT / "docs" / "howto" / "backup-and-upgrade.md"
 SECONDS = 60
 
 
-@pytest.fixture
-def script(tmp_path: Path) -> Path:
-    """The one that the page shows."""
-    (shown,) = [block for block in blocks(PAGE) if block.file == "backup.py"]
-    path = tmp_path / "backup.py"
-    path.write_text(shown.text, encoding="utf-8")
-    return path
+async def back_up(url: str, folder: Path) -> None:
+    """In a process of its own, as operators do."""
+    line = [sys.executable, "-m", "postroom", "backup", str(folder), "--url", url]
+    copying = await asyncio.create_subprocess_exec(*line)
+    assert await copying.wait() == 0
 
 
 def copy(source: Path, folder: Path) -> None:
-    """One file, as the script copies it."""
+    """One file, as it is at one moment."""
     folder.mkdir(exist_ok=True)
     with closing(sqlite3.connect(source)) as file:
         file.execute("VACUUM INTO ?", (str(folder / source.name),))
@@ -62,7 +58,7 @@ async def drained(mq: Connection, group: str = "billing") -> list[bytes]:
 # ---- SQLite ----
 
 
-async def test_a_queue_in_use_is_copied_and_restored(tmp_path: Path, script: Path) -> None:
+async def test_a_queue_in_use_is_copied_and_restored(tmp_path: Path) -> None:
     queue, confirmed, acked = tmp_path / "q.db", list[bytes](), list[bytes]()
     busy = asyncio.Event()
 
@@ -88,8 +84,7 @@ async def test_a_queue_in_use_is_copied_and_restored(tmp_path: Path, script: Pat
         async with asyncio.timeout(SECONDS):
             await busy.wait()
             before = set(confirmed)
-            copying = await asyncio.create_subprocess_exec(sys.executable, script, queue, tmp_path / "copy")
-            assert await copying.wait() == 0
+            await back_up(f"sqlite:///{queue}", tmp_path / "copy")
         settled = set(acked)  # at least those that are settled in the copy
         for task in running:
             task.cancel()
@@ -164,7 +159,7 @@ async def test_the_wrong_order_loses_what_cannot_be_seen(tmp_path: Path) -> None
 # ---- clients that were connected while the queue went back ----
 
 
-async def test_clients_go_on_with_a_queue_that_went_back(tmp_path: Path, script: Path) -> None:
+async def test_clients_go_on_with_a_queue_that_went_back(tmp_path: Path) -> None:
     """Sequences of producers and ids go back with the log; leases of what is gone are lost."""
     queue, url = tmp_path / "q.db", f"sqlite:///{tmp_path}/q.db"
     async with postroom.connect(url) as host:
@@ -173,8 +168,7 @@ async def test_clients_go_on_with_a_queue_that_went_back(tmp_path: Path, script:
         port = int(served.url.rpartition(":")[2])
         client = await postroom.connect(served.url)
         await client.send("orders", b"kept", id="kept")
-        copying = await asyncio.create_subprocess_exec(sys.executable, script, queue, tmp_path / "copy")
-        assert await copying.wait() == 0
+        await back_up(url, tmp_path / "copy")
         for n in range(3):
             await client.send("orders", b"lost", id=f"lost-{n}")
         consumer = await client.consumer("orders", "billing").__aenter__()

@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 
 import postroom
 from postroom.broker.broker import Broker
-from postroom.http.monitoring import Collector, Sampler
+from postroom.broker.exposition import Sampler, of_outbox
 from tests.contract.cli_runner import Cli
 from tests.integration.outbox.outbox_world import KINDS, Database, database_of, eventually
 
@@ -57,14 +57,14 @@ async def test_one_in_the_queues_own_database_is_found(
     async with postroom.connect(database.url, migrate=True) as mq:
         endpoint: Any = mq._endpoint
         assert isinstance(endpoint, Broker)
-        assert not (await Sampler(endpoint).look()).outbox
+        assert not (await Sampler(endpoint).sample()).outbox
         _write(database, "nowhere")
         connection, outbox = database.connect(autocommit=True), postroom.Outbox()
         async with outbox.relay(mq, database.url):
             await eventually(lambda: bool(outbox.status(connection).stuck))
             sampler = Sampler(endpoint)
-            await sampler.look()
-            families = {family.name: family for family in Collector(None, sampler)._outbox()}  # type: ignore[arg-type]
+            await sampler.sample()
+            families = {family.name: family for family in of_outbox(sampler)}
             values = [families[f"postroom_outbox_{name}"].samples[0].value for name in FIGURES]
             assert values[0] == 3 and values[2] == 1
         connection.close()

@@ -75,11 +75,17 @@ def test_a_child_process_opens_its_own(url: str) -> None:
         from postroom.integrations.process import PerProcess
         connections = PerProcess(sys.argv[1])
         connections.get().send("orders", b"parent")
+        here, there = os.pipe(), os.pipe()
         if os.fork() == 0:
             connections.get().send("orders", b"child")
+            os.write(here[1], b"x"), os.read(there[0], 1)  # the parent opens and closes its own meanwhile
+            connections.get().send("orders", b"child, later")
             sys.exit(0)
-        _, status = os.wait()
+        os.read(here[0], 1)
         connections.get().send("orders", b"parent again")
+        connections.close()
+        os.write(there[1], b"x")
+        _, status = os.wait()
         sys.exit(os.waitstatus_to_exitcode(status))
     """
     ran = subprocess.run(
@@ -87,7 +93,8 @@ def test_a_child_process_opens_its_own(url: str) -> None:
     )
     assert ran.returncode == 0
     with postroom.sync.connect(url) as mq:
-        assert [m.value for m in mq.read("orders")] == [b"parent", b"child", b"parent again"]
+        values = [m.value for m in mq.read("orders")]
+    assert values == [b"parent", b"child", b"parent again", b"child, later"]
 
 
 # ---- FastAPI ----
@@ -373,6 +380,7 @@ def bills(project: Path) -> list[tuple[str, int]]:
         return database.execute("SELECT text, fresh FROM shop_bill ORDER BY id").fetchall()
 
 
+@pytest.mark.slow("starts programs")
 def test_django_views_send_and_a_worker_handles_with_fresh_connections(project: Path) -> None:
     assert manage(project, "migrate", "--run-syncdb", "-v", "0").returncode == 0
     bought = subprocess.run(
@@ -387,7 +395,7 @@ def test_django_views_send_and_a_worker_handles_with_fresh_connections(project: 
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=LONG)
     assert process.returncode == 0, said
-    assert "orders/billing (bill)" in said
+    assert "orders/billing (bill)" in said and said.splitlines()[-1].startswith("stopped")
     assert sorted(bills(project)) == [("book", 1), ("mail book", 1), ("mail pen", 1), ("pen", 1)]
 
 

@@ -98,6 +98,7 @@ def test_a_thousand_buyers_at_once_are_answered_or_told_to_come_back(places: dic
     assert len(sold) >= len({answer.body["request_id"] for answer in answers.values()}) == 1000
 
 
+@pytest.mark.slow("starts programs")
 def test_buyers_of_a_shop_that_is_shut_are_refused_at_once(places: dict[str, str]) -> None:
     """The first wait in vain, and are told where to look; from then on one at a time does."""
     with (

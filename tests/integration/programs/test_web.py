@@ -79,6 +79,7 @@ def programs(tmp_path: Path) -> Iterator[Programs]:
         yield programs
 
 
+@pytest.mark.slow("starts programs")
 def test_a_video_is_accepted_at_once_and_ready_later(programs: Programs) -> None:
     web = programs.web("uvicorn", "examples.video_upload.web:web", "--log-level", "warning")
     programs.all_answer()
@@ -181,6 +182,7 @@ def test_a_video_may_take_hours() -> None:
     assert app.subscriptions[0].consumer["max_handling"] == "12h"
 
 
+@pytest.mark.slow("starts programs")
 def test_all_sms_come_through_a_gateway_that_refuses_some(programs: Programs) -> None:
     gateway = programs.web("examples.sms_gateway.gateway", port="", path="/")
     programs.environment["GATEWAY"] = str(gateway.base_url)
@@ -197,6 +199,7 @@ def test_all_sms_come_through_a_gateway_that_refuses_some(programs: Programs) ->
         assert [rate.messages_per_s for rate in mq.rates()] == [100]
 
 
+@pytest.mark.slow("starts programs")
 def test_the_shop_on_flask_sends_from_a_request_and_bills_in_the_worker(programs: Programs) -> None:
     programs.run("flask", "--app", "examples.flask_app.shop", "prepare")
     web = programs.web("flask", "--app", "examples.flask_app.shop", "run", path="/")
@@ -209,6 +212,7 @@ def test_the_shop_on_flask_sends_from_a_request_and_bills_in_the_worker(programs
     assert web.get("/orders/7/bill").json() == {"number": "7", "total": 990}
 
 
+@pytest.mark.slow("starts programs")
 @pytest.mark.parametrize(
     ("module", "args", "said"),
     [

@@ -247,6 +247,7 @@ def test_a_lone_append_of_unknown_fate_is_an_error_and_its_repeat_is_recognised(
     assert len(read_all(other, place)) == 3
 
 
+@pytest.mark.slow("works for seconds")
 @both_fates
 async def test_a_send_whose_commit_was_lost_has_the_right_receipt(
     ground: Ground, place: int, other: SqlStore, proxy_to: Callable[[int], Proxy], fate: Fate
@@ -265,6 +266,7 @@ async def test_a_send_whose_commit_was_lost_has_the_right_receipt(
     assert found == [(0, b"first"), (1, b"second"), (2, b"third")]
 
 
+@pytest.mark.slow("works for seconds")
 @both_fates
 async def test_batches_behind_a_lost_commit_stay_behind_it(
     ground: Ground, place: int, other: SqlStore, proxy_to: Callable[[int], Proxy], fate: Fate
@@ -308,6 +310,7 @@ def test_a_poll_whose_commit_was_lost_is_answered_when_it_is_repeated(
 WRITERS, ROUNDS = 4, 25
 
 
+@pytest.mark.slow("works for seconds")
 def test_whoever_reads_on_misses_nothing_while_commits_are_slow(
     ground: Ground, store: SqlStore, other: SqlStore, place: int
 ) -> None:

@@ -323,6 +323,7 @@ def own(kind: str, request: pytest.FixtureRequest) -> Iterator[Ground]:
         yield ground
 
 
+@pytest.mark.slow("works for seconds")
 @both
 def test_what_was_drained_is_drained_after_a_crash(own: Ground) -> None:
     """Acks need not be flushed, and PostgreSQL would not flush them by itself here; the drain is."""

@@ -19,6 +19,7 @@ def own(spare_postgres: Server) -> Iterator[Ground]:
         yield ground
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 @pytest.mark.parametrize("mode", ["shared", "ordered"])
 async def test_an_ack_during_an_outage_is_settled_afterwards(own: Ground, mode: str) -> None:
     """The handler logs the error and goes on, as handlers do."""
@@ -45,6 +46,7 @@ async def test_an_ack_during_an_outage_is_settled_afterwards(own: Ground, mode: 
     assert handled == [b"0", b"1", b"2"] and len(failed) == 1
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 async def test_a_handler_is_not_called_again_for_a_verdict_that_failed(
     own: Ground, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -107,6 +107,7 @@ async def test_a_host_that_does_not_exist(server: Server) -> None:
     await refused(url, StoreUnavailable, "no-such-host.invalid", "cannot be reached", "check host and port")
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 @both
 async def test_a_host_that_does_not_answer(fresh: Ground, proxy_to: Callable[[int], Proxy]) -> None:
     """Within the stated five seconds, not after minutes."""
@@ -322,6 +323,7 @@ async def test_a_database_that_cannot_hold_all_text(postgres_server: PostgresSer
         postgres_server.drop_database(name)
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 async def test_the_character_set_of_a_mysql_database_does_not_matter(mariadb_server: MariaServer) -> None:
     name = mariadb_server.create_database()
     ground = Ground(mariadb_server, name)

@@ -48,6 +48,7 @@ async def open_programs(postgres_ready: str) -> AsyncIterator[list[postroom.Conn
         yield programs
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 @pytest.mark.parametrize("mode", ["shared", "ordered"])
 async def test_an_hour_on_takes_nothing_from_a_member_that_lives(
     open_programs: list[postroom.Connection],
@@ -67,6 +68,7 @@ async def test_an_hour_on_takes_nothing_from_a_member_that_lives(
     assert "was set by +36" in caplog.text
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 async def test_ten_minutes_back_make_no_lease_last(
     open_programs: list[postroom.Connection], set_clock: Callable[[int], None]
 ) -> None:

@@ -158,6 +158,7 @@ def numbered(who: int, number: int) -> bytes:
     return batch(1, producer=who + 1, sequence=number, value=b"%d:%d" % (who, number))
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 @both
 def test_an_ack_that_was_not_flushed_may_come_back_and_a_redelivery_does_not(own: Ground) -> None:
     """PostgreSQL is told to flush by itself only after 10 s: what was not flushed is surely lost."""
@@ -198,6 +199,7 @@ def test_an_ack_that_was_not_flushed_may_come_back_and_a_redelivery_does_not(own
     assert found.get(0, 3) == 3  # its second attempt was remembered
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 def test_no_takeover_for_one_lease_after_a_crash(own_postgres: PostgresServer) -> None:
     """I8: the holder may have renewed its lease, and the renewal may be what was lost."""
     with ready(own_postgres) as own:

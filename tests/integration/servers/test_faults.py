@@ -92,6 +92,7 @@ def consume(url: str, pipe: Connection) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 @both
 @pytest.mark.timeout(180)
 async def test_a_server_that_is_stopped_and_crashes_under_load(own: Ground) -> None:
@@ -167,6 +168,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.startswith("postroom")]
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 @both
 async def test_a_send_that_runs_out_of_time_says_so(own: Ground) -> None:
     async with postroom.connect(own.url) as mq:
@@ -186,6 +188,7 @@ async def test_a_send_that_runs_out_of_time_says_so(own: Ground) -> None:
             await mq.topics()
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 @both
 async def test_closing_while_the_server_is_away_does_not_take_long(own: Ground) -> None:
     mq = await postroom.connect(own.url)
@@ -202,6 +205,7 @@ async def test_closing_while_the_server_is_away_does_not_take_long(own: Ground) 
 # ---- connections that end ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 async def test_connections_that_are_cut_again_and_again(
     ground: Ground, proxy_to: Callable[[int], Proxy]
 ) -> None:
@@ -233,6 +237,7 @@ async def cut_for_ever(cut: Callable[[], object]) -> None:
         await asyncio.to_thread(cut)
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 async def test_connections_that_an_operator_ends(ground: Ground) -> None:
     """pg_terminate_backend, KILL: of all connections, five times in a row."""
     async with postroom.connect(ground.url) as mq:
@@ -247,6 +252,7 @@ async def test_connections_that_an_operator_ends(ground: Ground) -> None:
         assert (await mq.lag("orders", "billing")).total.messages == 0
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 async def test_a_network_that_goes_deaf_and_comes_back(
     ground: Ground, proxy_to: Callable[[int], Proxy]
 ) -> None:
@@ -272,6 +278,7 @@ async def test_a_network_that_goes_deaf_and_comes_back(
 # ---- a server that is full --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 @pytest.mark.undisturbed  # it limits the connections of a user that others share
 async def test_no_connections_left_while_it_runs(ground: Ground) -> None:
     """What needs one waits; what has one goes on; when there are some again all is well."""

@@ -75,6 +75,7 @@ def begun(ground: Ground) -> Any:
 # ---- fights -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 def test_a_deadlock_with_a_stranger_is_survived(ground: Ground, store: SqlStore, places: list[int]) -> None:
     """The stranger locks in the opposite order. Ours is undone, run again, and stored once."""
     low, high = places
@@ -181,6 +182,7 @@ def test_a_connection_whose_statement_failed_is_as_good_as_new(ground: Ground, s
 # ---- waits that end ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 def test_a_lock_that_is_not_given_back_is_an_error_after_a_stated_time(
     ground: Ground, places: list[int]
 ) -> None:
@@ -199,6 +201,7 @@ def test_a_lock_that_is_not_given_back_is_an_error_after_a_stated_time(
     assert append(store, places[0], batch())[0].base_offset == 0
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 def test_a_catalog_held_by_a_stranger_is_an_error_too(ground: Ground, places: list[int]) -> None:
     store = ground.store(limits=IMPATIENT)
     stranger = begun(ground)
@@ -247,6 +250,7 @@ def with_no_idle_limit(store: SqlStore) -> None:
     store.session.forget(Area.LOG)
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 @pytest.mark.parametrize("where", ["after-lock", "at-commit", "in-a-pipeline"])
 @pytest.mark.parametrize("forgetful", [False, True], ids=["", "without-idle-limit"])
 def test_a_process_that_was_stopped_with_a_lock_loses_it(
@@ -303,6 +307,7 @@ def test_a_process_that_was_killed_with_a_lock_loses_it_at_once(ground: Ground, 
 # ---- a network that goes deaf (I15) -----------------------------------------------------------------------
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 def test_a_network_gone_deaf_is_an_error_after_a_stated_time_and_holds_nobody_up(
     ground: Ground, places: list[int], proxy_to: Callable[[int], Proxy]
 ) -> None:
@@ -326,6 +331,7 @@ def test_a_network_gone_deaf_is_an_error_after_a_stated_time_and_holds_nobody_up
     assert append(cut_off, place, batch(producer=7))[0].base_offset == 2
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 def test_reading_from_a_deaf_network_ends_too(
     ground: Ground, places: list[int], proxy_to: Callable[[int], Proxy]
 ) -> None:
@@ -347,6 +353,7 @@ def test_reading_from_a_deaf_network_ends_too(
 # ---- connections that end ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 def test_connections_ended_by_the_server_cost_nothing(
     ground: Ground, store: SqlStore, places: list[int]
 ) -> None:
@@ -372,6 +379,7 @@ def test_a_connection_unused_for_long_is_replaced_before_the_server_ends_it(
     assert append(store, places[0], batch())[0].base_offset == 1
 
 
+@pytest.mark.slow("waits for a server that fails or hangs")
 async def test_senders_to_a_locked_partition_do_not_wait_one_after_the_other(
     ground: Ground, places: list[int]
 ) -> None:

@@ -7,6 +7,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -89,6 +90,19 @@ def test_a_wake_up_survives_a_restart_of_the_server(own_postgres: PostgresServer
             for _ in range(3):
                 append(other, place, batch())
                 assert heard_within(watcher, 1)
+
+
+def test_a_watcher_that_hears_nothing_sleeps_until_it_is_woken(postgres_ready: str, tune: Tune) -> None:
+    """Awake many times a second, an idle process would cost 1 % of a core."""
+    tune(store={"listen_s": 3600, "listen_anyway_s": 3600})
+    with closing(opened(postgres_ready)) as store, closing(store.watch()) as watcher:
+        assert watcher.changed() == (True, True)
+        with ThreadPoolExecutor(1) as pool:
+            asleep = pool.submit(watcher.changed)
+            with pytest.raises(TimeoutError):
+                asleep.result(timeout=0.3)  # six times what it waited before
+            watcher.wake()
+            assert asleep.result(timeout=60) == (False, False)
 
 
 def appended(store: SqlStore, place: int) -> bool:

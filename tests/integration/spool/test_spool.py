@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,19 @@ async def test_a_topic_that_was_deleted_and_made_anew_after_a_stamp(queue: str, 
         async with mq.producer("orders", spool=path) as producer:
             assert await producer.forwarded(LONG)
         assert sorted(await stored(mq)) == list(range(20))
+
+
+async def test_before_a_broker_was_reached_messages_have_the_time_of_this_process(
+    queue: str, tmp_path: Path
+) -> None:
+    before_ms = time.time() * 1000
+    async with postroom.Spool(tmp_path / "s.spool", f"postroom://127.0.0.1:{_free_port()}") as spool:
+        await spool.send("orders", b"1", key="a", expires="1h")
+        await spool.send_many("orders", [postroom.Message(b"2", key="a", timestamp=round(before_ms))])
+    async with postroom.connect(queue) as mq:
+        await mq.create_topic("orders")
+        async with mq.producer("orders", spool=tmp_path / "s.spool") as producer:
+            assert await producer.forwarded(LONG)
+        found = [message async for message in mq.read("orders")]
+    assert [message.value for message in found] == [b"1", b"2"]
+    assert all(before_ms - 1 <= message.timestamp_ms <= time.time() * 1000 for message in found)

@@ -6,6 +6,7 @@ No lease ends or lasts for it, nothing is delivered twice, nothing is deleted (I
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import subprocess
 import sys
 import time
@@ -21,11 +22,13 @@ from postroom.broker.broker import Broker
 from postroom.broker.duties import Retention
 from postroom.clock import SteadyClock, wall_ms
 from postroom.endpoint.values import PollRequest
+from postroom.model.delivery.delivery import Ask, Kind, Settlement
+from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append, Store
 from postroom.store.dialects import sqlite_clock as steadiness
 from postroom.store.dialects.sqlite import SqliteDialect
-from postroom.testing.store_contract.harness import batch
+from postroom.testing.store_contract.harness import MovableClock, append, batch, partitions
 
 HOUR_MS = 3_600_000
 LEASE = 2
@@ -175,3 +178,46 @@ def test_time_does_not_go_back_when_the_machine_was_started_again(
     machine.set_by_ms = -100 * 24 * HOUR_MS  # nobody can wait for that
     with closing(open_sqlite(machine.path, machine.clock())) as store:
         assert abs(store.now_ms() - wall_ms() - machine.set_by_ms) < 60_000
+
+
+def test_a_start_of_the_machine_is_a_start_of_the_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Members that a broker here serves live on, and what was not flushed is forgotten (I8)."""
+
+    def opened() -> int:
+        with closing(open_sqlite(tmp_path / "queue.db")) as store:
+            return store.progress.started_ms()
+
+    first = opened()
+    assert first > 0 and opened() == first
+    monkeypatch.setattr(steadiness, "boot_id", lambda: "the next one")
+    second = opened()
+    assert second >= first and opened() == second
+    with closing(sqlite3.connect(tmp_path / "queue.db")) as file:
+        (kept,) = file.execute("SELECT value FROM postroom_settings WHERE name = 'opened'").fetchone()
+    assert "the next one" in kept
+
+
+def test_a_poll_after_a_start_says_when_to_ask_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What may be held still is due, but not handed out for a lease (I8): members asked again and again."""
+    clock = MovableClock()
+    with closing(open_sqlite(tmp_path / "queue.db", clock)) as store:
+        (place,) = partitions(store.catalog.create_topic("orders", TopicSettings(), 1))
+        group = store.catalog.create_group("orders", "billing", GroupSettings(lease_ms=2_000))
+        append(store, place, batch(3))
+
+        def poll(token: int) -> int | None:
+            granted = store.progress.poll(group, place, Ask(f"m{token}", token, 3, 3, empty_handed=False))
+            return None if granted.deliveries else granted.next_due
+
+        assert poll(1) is None
+        later = clock.now_ms() + 3_500
+        store.progress.settle(group, place, 1, [Settlement(Kind.RETRY, 2, 2, visible_at=later)])
+        clock.ms += 3_000
+        started = clock.now_ms()
+        monkeypatch.setattr(store.session.dialect, "started_ms", lambda connection: started)
+        assert poll(2) == later  # what waits in nobody's hands comes as it would
+        clock.ms = later
+        assert poll(3) is None
+        assert poll(4) == started + 2_000

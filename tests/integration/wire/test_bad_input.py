@@ -238,6 +238,7 @@ NONSENSE = {
 }  # fmt: skip
 
 
+@pytest.mark.slow("breaks connections for seconds")
 @pytest.mark.parametrize(("kind", "header", "body", "code"), NONSENSE.values(), ids=NONSENSE)
 async def test_nonsense_is_answered_and_the_connection_lives(
     server: WireServer, kind: int, header: object, body: bytes, code: str | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections import Counter
@@ -15,10 +16,11 @@ from typing import Any, Literal
 import pytest
 
 import postroom
-from postroom.errors import BrokerUnavailable
+from postroom.errors import BrokerUnavailable, StoreUnavailable
 from postroom.wire.client.remote import RemoteEndpoint
 from tests.integration.wire.brokers_threads import ThreadedBroker
 from tests.integration.wire.wire_raw import broker_of
+from tests.servers.places import free_port
 from tests.servers.proxy import Proxy
 from tests.tuned import Tune
 
@@ -127,6 +129,7 @@ class Traffic:
             await asyncio.sleep(0.01)
 
 
+@pytest.mark.few(1, "breaks connections for seconds")
 @pytest.mark.parametrize("mode", ["shared", "ordered"])
 @pytest.mark.parametrize("ending", [ThreadedBroker.stop, ThreadedBroker.abort])
 async def test_a_broker_goes_away_and_nobody_notices(
@@ -146,6 +149,7 @@ async def test_a_broker_goes_away_and_nobody_notices(
     assert again <= 1000  # what was handed out when the broker went
 
 
+@pytest.mark.few(1, "breaks connections for seconds")
 @pytest.mark.parametrize("mode", ["shared", "ordered"])
 async def test_connections_that_break_all_the_time_lose_nothing(
     stack: ExitStack, url: str, mode: Literal["shared", "ordered"]
@@ -186,6 +190,45 @@ async def test_the_only_broker_comes_back_on_the_same_port(stack: ExitStack, url
             await asyncio.gather(*sending)
         stored = [int(message.value) async for message in mq.read("orders")]
         assert sorted(stored) == list(range(20))
+
+
+async def test_nobody_is_let_in_before_the_broker_knows_its_queue(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that comes back at that moment would be told of a queue without a name, and end."""
+    port, let_in = free_port(), list[bool]()
+    async with postroom.connect(url) as mq:
+        brokers = broker_of(mq).store.brokers
+        queue = brokers.queue
+
+        def seen() -> str:
+            with socket.socket() as client:
+                let_in.append(client.connect_ex(("127.0.0.1", port)) == 0)
+            return queue()
+
+        monkeypatch.setattr(brokers, "queue", seen)
+        await mq.serve(port=port)
+    assert let_in == [False]
+
+
+async def test_a_broker_that_could_not_start_leaves_its_port(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store went away meanwhile: whoever tries again must not find the port taken by nobody."""
+    port = free_port()
+    async with postroom.connect(url) as mq:
+        brokers = broker_of(mq).store.brokers
+
+        def away(*_: object) -> None:
+            raise StoreUnavailable("the store is away")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(brokers, "enter", away)
+            with pytest.raises(StoreUnavailable):
+                await mq.serve(port=port)
+        served = await mq.serve(port=port)
+        async with postroom.connect(served.url) as client:
+            await client.create_topic("orders")
 
 
 # ---- the way there ----
@@ -268,6 +311,7 @@ def _told_when_settled(broker: ThreadedBroker) -> threading.Event:
     return done
 
 
+@pytest.mark.slow("breaks connections for seconds")
 async def test_a_deaf_broker_is_noticed_and_the_other_is_used(stack: ExitStack, url: str, tune: Tune) -> None:
     tune(wire={"silence_s": 1.0})
     one = stack.enter_context(ThreadedBroker(url))
@@ -291,6 +335,7 @@ async def test_a_deaf_broker_is_noticed_and_the_other_is_used(stack: ExitStack, 
 # ---- a blocked loop ----
 
 
+@pytest.mark.slow("breaks connections for seconds")
 async def test_a_handler_that_blocks_the_loop_keeps_its_leases(stack: ExitStack, url: str) -> None:
     broker = stack.enter_context(ThreadedBroker(url))
     async with postroom.connect(f"postroom://{broker.address}") as mq:

@@ -240,6 +240,7 @@ async def test_no_request_hurts_anybody_else(tmp_path: Path, url: str) -> None:
         print({who: attacker.answers for who, attacker in attackers.items()})
 
 
+@pytest.mark.slow("breaks connections for seconds")
 async def test_no_request_decides_for_anothers_job(tmp_path: Path, url: str) -> None:
     """A job's name is known to people, and stands in logs: it is no secret (I20)."""
     async with running(tmp_path, url) as broker:
@@ -268,6 +269,7 @@ async def test_what_is_asserted_can_be_seen(tmp_path: Path) -> None:
         assert await broker.ask("figures") != was
 
 
+@pytest.mark.slow("breaks connections for seconds")
 async def test_no_greeting_hurts_anybody(tmp_path: Path) -> None:
     async with running(tmp_path) as broker:
         world = broker.world()
@@ -287,6 +289,7 @@ def _traceback(log: Path) -> str:
     return text[text.index("Traceback") - 200 :][:3000]
 
 
+@pytest.mark.slow("breaks connections for seconds")
 def test_every_operation_is_covered() -> None:
     """By what a sound request is: one that its broker could not read would test nothing."""
     world = World({"token": 7}, (), ())

@@ -133,6 +133,7 @@ def ask_and_wait(url: str, pipe: Any) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow("breaks connections for seconds")
 async def test_a_requester_that_was_killed_leaves_nothing_for_long(url: str) -> None:
     async with postroom.connect(url) as mq:
         await mq.create_topic("quote", partitions=1)
@@ -179,6 +180,7 @@ def serve_and_die(url: str, point: str, pipe: Any) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow("breaks connections for seconds")
 @pytest.mark.parametrize(("point", "answer"), [("handling", b"A"), ("replied", b"first")])
 async def test_a_worker_is_killed_and_another_goes_on(url: str, point: str, answer: bytes) -> None:
     """What was not acked comes again, once the lease is over: a request may be handled twice, and is answered
@@ -245,6 +247,7 @@ async def test_who_may_send_asks_and_who_may_consume_answers_and_nobody_else_rea
                 await worker.app.connection.request("quote", b"", timeout=SECONDS)
 
 
+@pytest.mark.slow("breaks connections for seconds")
 async def test_a_store_that_is_away_is_no_reply_and_the_next_request_works(
     stack: ExitStack, url: str
 ) -> None:

@@ -46,6 +46,7 @@ async def polled(endpoint: Any, member: str, token: int) -> PollReply:
         return reply
 
 
+@pytest.mark.slow("breaks connections for seconds")
 async def test_one_byte_at_a_time_is_too_slow() -> None:
     async with served(QUICK) as (mq, server):
         await mq.create_topic("orders", partitions=1)
@@ -63,6 +64,7 @@ async def test_one_byte_at_a_time_is_too_slow() -> None:
         await healthy(server)
 
 
+@pytest.mark.slow("breaks connections for seconds")
 async def test_whoever_is_silent_is_let_go_and_whoever_waits_is_not() -> None:
     async with served(QUICK) as (mq, server):
         await mq.create_topic("orders", partitions=1)
@@ -72,6 +74,7 @@ async def test_whoever_is_silent_is_let_go_and_whoever_waits_is_not() -> None:
             assert await waiting.alive()
 
 
+@pytest.mark.slow("breaks connections for seconds")
 async def test_answers_that_are_not_read_are_bounded() -> None:
     """Thirty requests for 16 MB each, and nothing is read: without a bound that were 480 MB."""
     listening = Listening(port=0, silent_ms=1500, answer_bytes=4 << 20)
@@ -98,6 +101,7 @@ async def test_answers_that_are_not_read_are_bounded() -> None:
             assert most < 64 << 20
 
 
+@pytest.mark.slow("breaks connections for seconds")
 async def test_whoever_is_refused_and_does_not_read_is_let_go(tune: Tune) -> None:
     tune(wire={"refused_s": 0.2})
     async with served() as (mq, server):
@@ -351,6 +355,7 @@ def soon(tune: Tune) -> None:
     tune(wire={"tick_s": 0.02})
 
 
+@pytest.mark.slow("breaks connections for seconds")
 @pytest.mark.usefixtures("soon")
 async def test_a_holder_is_asked_before_its_lease_ends() -> None:
     async with served() as (mq, server):
@@ -373,6 +378,7 @@ async def test_a_holder_is_asked_before_its_lease_ends() -> None:
             assert [(lease.first, lease.last) for lease in reply.grants[0].leases] == [(1, 1)]
 
 
+@pytest.mark.slow("breaks connections for seconds")
 async def test_a_holder_of_a_lease_of_a_second_keeps_it() -> None:
     """As the broker is run: it ticks once a second. A busy machine may be late once or twice."""
     async with served() as (mq, server):

@@ -40,6 +40,7 @@ def allow(mq: postroom.Connection, *permissions: str) -> str:
     return token
 
 
+@pytest.mark.slow("waits for clients of Kafka")
 async def test_a_token_is_the_password_and_permissions_are_those_of_the_token(
     mq: postroom.Connection,
 ) -> None:
@@ -62,6 +63,7 @@ async def test_a_token_is_the_password_and_permissions_are_those_of_the_token(
             )
 
 
+@pytest.mark.slow("waits for clients of Kafka")
 async def test_nobody_comes_in_with_a_wrong_token_or_without_one(mq: postroom.Connection) -> None:
     async with await mq.serve(port=0, token="right", kafka=0) as served:
         address = str(served.kafka)
@@ -73,6 +75,7 @@ async def test_nobody_comes_in_with_a_wrong_token_or_without_one(mq: postroom.Co
         assert set(welcome.topics) == {"orders", "secret"}
 
 
+@pytest.mark.slow("waits for clients of Kafka")
 async def test_kafka_clients_speak_tls_as_all_others_do(mq: postroom.Connection, tmp_path: Path) -> None:
     from tests.certificates import Authority
 

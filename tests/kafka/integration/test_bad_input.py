@@ -114,6 +114,7 @@ BAD = {
 }
 
 
+@pytest.mark.slow("waits for clients of Kafka")
 @pytest.mark.parametrize("what", BAD)
 async def test_a_batch_that_may_not_be_stored_is_refused_and_the_connection_goes_on(
     queue: Connection, wire: Wire, what: str

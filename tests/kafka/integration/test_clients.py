@@ -38,6 +38,7 @@ async def test_what_librdkafka_sends_it_reads_again_in_order(
     assert found == list(enumerate(VALUES))
 
 
+@pytest.mark.slow("waits for clients of Kafka")
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
 async def test_producers_choose_how_they_are_answered(queue: Connection, address: str, acks: str) -> None:
     await queue.create_topic("orders", kafka_partitions=1)
@@ -85,6 +86,7 @@ async def test_aiokafka_which_speaks_the_oldest_versions_sends_and_reads(
     assert found == VALUES
 
 
+@pytest.mark.slow("waits for clients of Kafka")
 async def test_kafka_and_native_clients_share_a_topic(queue: Connection, address: str) -> None:
     await queue.create_topic("orders", kafka_partitions=1)
     await queue.send("orders", b"native", key="k", headers={"source": "web"})
@@ -110,6 +112,7 @@ async def test_a_fetch_that_waits_is_woken_by_what_arrives(queue: Connection, ad
     assert asyncio.get_running_loop().time() - began < 25, "it did not wait for its whole time"
 
 
+@pytest.mark.slow("waits for clients of Kafka")
 async def test_other_topics_can_be_read_and_not_sent_to(queue: Connection, address: str) -> None:
     await queue.create_topic("events", partitions=2)
     await queue.send("events", b"one", slot=0)
@@ -162,6 +165,54 @@ async def test_configs_are_shown_and_changed_and_promises_that_are_not_kept_are_
 
     found = await asyncio.to_thread(describe)
     assert found["cleanup.policy"] == "delete" and found["retention.bytes"] == "1000000"
+    assert (found["compression.type"], found["postroom.keys"]) == ("producer", "postroom")
+
+
+async def test_configs_that_are_about_files_are_taken_and_told_again(queue: Connection, address: str) -> None:
+    """Whoever keeps topics by a plan (Terraform, operators) sets them until they are told what they set."""
+    client = admin(address)
+    plan = {"compression.type": "lz4", "min.insync.replicas": "2", "segment.ms": "3600000"}
+    wanted = NewTopic("orders", 1, 1, config=plan)
+    await asyncio.to_thread(lambda: client.create_topics([wanted])["orders"].result(PATIENCE_S))
+
+    def described() -> dict[str, tuple[str, bool]]:
+        resource = ConfigResource(ResourceType.TOPIC, "orders")
+        found = client.describe_configs([resource])[resource].result(PATIENCE_S)
+        return {name: (found[name].value, found[name].is_default) for name in (*plan, "segment.bytes")}
+
+    set_now = {name: (value, False) for name, value in plan.items()}
+    assert await asyncio.to_thread(described) == {**set_now, "segment.bytes": ("1073741824", True)}
+    await queue.alter_topic("orders", retention="1h")
+    assert await asyncio.to_thread(described) == {**set_now, "segment.bytes": ("1073741824", True)}
+    for name, value in (("compression.type", "rar"), ("segment.ms", "soon"), ("segment.ms", "-5")):
+        wrong = NewTopic("others", 1, 1, config={name: value})
+        with pytest.raises(Exception, match=name):
+            await asyncio.to_thread(
+                lambda one=wrong: client.create_topics([one])["others"].result(PATIENCE_S)
+            )
+
+
+async def test_a_topic_has_its_own_limit_of_a_batch(queue: Connection, address: str) -> None:
+    client = admin(address)
+    wanted = NewTopic("orders", 1, 1, config={"max.message.bytes": "2000"})
+    await asyncio.to_thread(lambda: client.create_topics([wanted])["orders"].result(PATIENCE_S))
+    sender = Sender(address, **{"compression.type": "none"})
+    await asyncio.to_thread(sender.send, "orders", [b"x" * 1000])
+    with pytest.raises(AssertionError, match="not confirmed"):
+        await asyncio.to_thread(sender.send, "orders", [b"x" * 3000])
+    assert "too large" in sender.failed[0].lower()
+
+
+async def test_a_broker_says_where_it_is_reached(queue: Connection, address: str) -> None:
+    client = admin(address)
+    [node] = (await asyncio.to_thread(client.list_topics, timeout=PATIENCE_S)).brokers
+
+    def described(name: str) -> dict[str, Any]:
+        resource = ConfigResource(ResourceType.BROKER, name)
+        return client.describe_configs([resource])[resource].result(PATIENCE_S)
+
+    found = await asyncio.to_thread(described, str(node))
+    assert found["advertised.listeners"].value == f"PLAINTEXT://{address}"
 
 
 async def test_offsets_are_found_by_time(queue: Connection, address: str) -> None:

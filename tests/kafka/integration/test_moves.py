@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 import postroom
 from tests.kafka.integration.clients import Sender, read
 
@@ -14,6 +16,7 @@ _MOVES = 5
 THIRD = [b"c%d" % number for number in range(50)]
 
 
+@pytest.mark.slow("waits for clients of Kafka")
 async def test_a_producer_and_a_reader_go_on_over_moves(tmp_path: Path) -> None:
     """The sequences of the producer are carried over: librdkafka would fail for good otherwise."""
     url, other = f"sqlite:///{tmp_path}/q.db", f"sqlite:///{tmp_path}/other.db"
@@ -35,6 +38,7 @@ async def test_a_producer_and_a_reader_go_on_over_moves(tmp_path: Path) -> None:
             assert later == list(enumerate(everything))[90:], "a committed offset stays valid"
 
 
+@pytest.mark.slow("waits for clients of Kafka")
 async def test_nothing_is_lost_or_reordered_while_partitions_move_under_load(tmp_path: Path) -> None:
     url, other = f"sqlite:///{tmp_path}/q.db", f"sqlite:///{tmp_path}/other.db"
     async with postroom.connect(url, shards={"other": other}) as mq:

@@ -232,7 +232,7 @@ def test_what_changes_or_destroys_needs_manage() -> None:
     assert set(needs) == {
         *("topics", "topic", "route", "route_history", "route_change", "groups", "lag"),
         *("append", "cancel", "fetch", "resolve", "bounds", "subscribe", "unsubscribe", "poll", "settle"),
-        *("hand_over", "unpark"),
+        *("hand_over", "unpark", "settle_and_poll", "delayed"),
         *("beat", "dead_letters", "redrive", "lanes", "report_sources"),
         *("stopped", "restart_stopped", "skip_stopped", "drop_stopped"),  # who consumes could ack it as well
         *("open_replies", "close_replies"),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from postroom.clock import ManualClock
-from postroom.endpoint.endpoint import Told
+from postroom.endpoint.endpoint import OnSettled, Told
 from postroom.endpoint.values import (
     Beat,
     DeadLetters,
@@ -96,6 +96,7 @@ class FakeEndpoint:
         self.short_way = False  # batches are queued, and the producer is told (`append_soon`)
         self.queued: set[asyncio.Task[Appended]] = set()
         self.settled: list[list[Settle]] = []
+        self.together: list[tuple[list[Settle], PollRequest]] = []  # settled with a poll
         self.delayed: list[tuple[int, int, bytes, bytes]] = []  # partition id, due moment, batch, ids
         self.beats: list[Beat] = []
         self.members: set[str] = set()
@@ -308,6 +309,13 @@ class FakeEndpoint:
         self.news.set()
         await self._fault(self.after, "settle")
         return SettleReply(tuple(lost))
+
+    async def settle_and_poll(
+        self, topic: str, group: str, parts: Sequence[Settle], request: PollRequest, settled: OnSettled
+    ) -> PollReply:
+        self.together.append((list(parts), request))
+        settled(await self.settle(topic, group, parts))
+        return await self.poll(request)
 
     def _settle(self, part: Settle) -> tuple[Span, ...]:
         progress = self.progress[part.partition_id]

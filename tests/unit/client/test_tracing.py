@@ -59,6 +59,7 @@ sys.meta_path.insert(0, Block())
 """
 
 
+@pytest.mark.few(1, "starts programs")
 @pytest.mark.parametrize(
     "before",
     ["", BLOCKED, "sys.modules['opentelemetry.trace'] = None"],

@@ -84,6 +84,7 @@ def of_topic(topic: str, partition_id: int) -> dict[str, dict[str, Any]]:
         "bounds": {**here, "at": ()},
         "split": {**here, "partition": 0, "at": None}, "merge": {**here, "one": 0, "other": 1},
         "move": {**here, "partition": 0, "shard": None}, "cancel": {**here, "id": "1"},
+        "delayed": {**here, "limit": 1, "since": None},
         "append": {**here, "partition_id": partition_id, "batch": batch_of(b"1")},
         "fetch": {**here, "partition_id": partition_id, "offset": 0, "max_messages": 1, "max_bytes": 1,
                   "wait_ms": 0},
@@ -91,6 +92,7 @@ def of_topic(topic: str, partition_id: int) -> dict[str, dict[str, Any]]:
         "create_group": {**group, "wish": GroupWish()}, "alter_group": {**group, "wish": GroupWish()},
         "pause": {**group, "paused": True}, "delete_group": {**group, "force": True},
         "reset": {**group, "start": Start(), "force": False, "dry_run": True},
+        "convert_group": {**group, "mode": "kafka", "force": False, "dry_run": True},
         "lag": member, "lanes": member, "report_sources": {**member, "seen": (), "version": 0},
         "subscribe": {**member, "wish": GroupWish(), "member": "m", "client": "c", "named": True},
         "unsubscribe": {**member, "member": "m"}, "hand_over": {**member, "token": 1, "partition_ids": (1,)},
@@ -110,8 +112,10 @@ def calls(partitions: dict[str, int]) -> Iterator[Call]:
     for topic in TOPICS:
         for operation, arguments in of_topic(topic, partitions.get(topic, 1)).items():
             yield Call(operation, topic, arguments)
-    for operation in ("topics", "shards", "rates"):
+    for operation in ("topics", "shards", "rates", "principals"):
         yield Call(operation, "the queue", {})
+    yield Call("audit_log", "the queue", {"limit": 1})
+    yield Call("audit_log", "a topic", {"limit": 1, "topic": "orders"})
     for operation in ("drain_shard", "open_shard"):
         yield Call(operation, "a shard called orders", {"name": "orders"})
     yield Call("set_rate", "a group", {"rate": group_rate("orders", "billing", 1)})
@@ -247,6 +251,7 @@ TOPIC, GROUP = "/topics/orders", "/topics/orders/groups/billing"
 ROUTES: dict[str, Any] = {
     "GET /topics": None, "POST /topics": {"name": "orders"}, f"GET {TOPIC}": None, f"PATCH {TOPIC}": {},
     f"DELETE {TOPIC}": None, f"POST {TOPIC}/purge": None, f"DELETE {TOPIC}/delayed/1": None,
+    f"GET {TOPIC}/delayed": None,
     f"GET {TOPIC}/route": None, f"GET {TOPIC}/route/history": None,
     f"POST {TOPIC}/route/split": {"partition": 0}, f"POST {TOPIC}/route/merge": {"one": 0, "other": 1},
     f"POST {TOPIC}/route/move": {"partition": 0}, f"POST {TOPIC}/messages": {"messages": [{"value": "x"}]},
@@ -260,6 +265,7 @@ ROUTES: dict[str, Any] = {
     f"POST {GROUP}/stopped/drop": {"all": True},
     "GET /shards": None, "POST /shards/first/drain": None, "POST /shards/first/open": None,
     "GET /rates": None, "PUT /rates": {"topic": "orders", "messages_per_s": 5}, "GET /brokers": None,
+    "GET /schedules": None, "GET /audit-log": None, "GET /principals": None,
 }  # fmt: skip
 
 

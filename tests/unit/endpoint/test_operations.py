@@ -57,8 +57,9 @@ def test_what_is_not_in_the_table_cannot_be_asked() -> None:
 @every_operation
 def test_the_fields_of_a_request_are_the_arguments_of_the_method(operation: Operation) -> None:
     names = list(parameters(Endpoint, operation.name))
-    assert [name for name in names if name != operation.body] == [*operation.request.__struct_fields__]
-    assert (operation.body in names) == bool(operation.body)
+    other = {operation.body, operation.early}
+    assert [name for name in names if name not in other] == [*operation.request.__struct_fields__]
+    assert other & {*names} == other - {""}
 
 
 @every_operation
@@ -89,6 +90,21 @@ def test_whoever_stands_between_passes_it_on(operation: Operation, between: type
 def test_reading_and_waiting_may_be_repeated(operation: Operation) -> None:
     assert operation.repeatable or not (operation.reads or operation.waits)
     assert not (operation.small and operation.waits)
+
+
+@every_operation
+def test_whatever_manages_is_in_the_audit_log(operation: Operation) -> None:
+    """And what only reads is not; nor is what sends, polls and settles, which has no time for it."""
+    assert (operation.changes is None) or not (operation.reads or operation.waits)
+    if operation.need == "manage":
+        assert operation.reads or operation.changes is not None
+
+
+@every_operation
+def test_what_is_in_the_audit_log_says_what_it_is_about(operation: Operation) -> None:
+    fields = {*operation.request.__struct_fields__}
+    if operation.changes is not None:
+        assert fields & {"topic", "name", "rate"}
 
 
 async def test_arguments_are_bound_by_name() -> None:

@@ -240,6 +240,8 @@ def arguments(verb: str) -> dict[str, Any]:
         return {"request": UnparkRequest("secrets", "g", "m", 1, 1, 1, b"k", 1, 2, 1, 1)}
     if verb == "settle":
         return {"topic": "orders", "group": "g", "parts": [Settle("secrets", 1, 1, ())]}
+    if verb == "settle_and_poll":
+        return {**arguments("settle"), **arguments("poll"), "settled": print}
     if verb == "beat":
         return {"beats": [Beat("orders", "g", "m", "c", (Held("secrets", 1, 1, ((0, 0),)),))]}
     if verb == "set_rate":
@@ -253,7 +255,11 @@ async def test_no_verb_is_done_without_its_permission(verb: str) -> None:
     principal = Principal("mallory", ())
     gatekeeper = Gatekeeper(cast(Any, None), cast(Any, None), SystemClock())
     permitted = Permitted(cast(Broker, Untouched()), gatekeeper, principal)
-    if verb in ("settle", "beat"):  # the topic of the path is allowed, that of the handle is not
+    if verb in (
+        "settle",
+        "settle_and_poll",
+        "beat",
+    ):  # the topic of the path is allowed, that of the handle is not
         permitted.principal = Principal("mallory", parse_permissions(["consume:orders"]))
     call = getattr(permitted, verb)
     with pytest.raises(PermissionDenied):

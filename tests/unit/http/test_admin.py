@@ -34,6 +34,13 @@ async def test_topics(stage: Stage) -> None:
     await stage.error("DELETE", f"{API}/topics/orders", 404)
 
 
+async def test_a_topic_for_kafka_clients(stage: Stage) -> None:
+    made = await stage.post("/topics", {"name": "orders", "kafka_partitions": 3}, 201)
+    assert (made["partitions"], made["settings"]["kafka_partitions"]) == (3, 3)
+    wrong = {"name": "others", "kafka_partitions": 3, "partitions": 4}
+    await stage.error("POST", f"{API}/topics", 400, json=wrong)
+
+
 async def test_groups(stage: Stage) -> None:
     await stage.post("/topics", {"name": "orders", "partitions": 1}, 201)
     for _ in range(3):

@@ -71,6 +71,7 @@ async def answered(stage: Stage, method: str, path: str, body: bytes) -> int:
     return found.status_code
 
 
+@pytest.mark.few(3, "goes through all routes")
 @pytest.mark.parametrize(("method", "path", "body"), BODIES, ids=[f"{m} {p}" for m, p, _ in BODIES])
 async def test_odd_values_are_refused_or_taken(
     stage: Stage, method: str, path: str, body: dict[str, Any]

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from postroom import App
+from postroom.broker import exposition
+from postroom.broker.exposition import Sampler
 from postroom.broker.metrics import BOUNDS_S, OTHER, Figures, Spread, Tally, group_label, topic_label
 from postroom.broker.served import figures_of, measured, unmeasured
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
 from postroom.errors import BacklogFull, StoreFull, StoreUnavailable
-from postroom.http import monitoring
-from postroom.http.monitoring import Sampler
 from postroom.model.policy.slow_lane import Seen
 from tests.docs.pages import ROOT, table
 from tests.unit.http.http_client import API, Stage, staged
@@ -202,20 +203,20 @@ async def test_groups_are_looked_up_now_and_then_only(stage: Stage, monkeypatch:
     looks.clear()
     now = [1000.0]
     sampler = Sampler(stage.broker, clock=lambda: now[0])
-    assert len((await sampler.look()).lags) == 3
-    await asyncio.gather(*(sampler.look() for _ in range(10)))
+    assert len((await sampler.sample()).lags) == 3
+    await asyncio.gather(*(sampler.sample() for _ in range(10)))
     now[0] += FRESH_S - 0.1
-    await sampler.look()
+    await sampler.sample()
     assert len(looks) == 3 and sampler.age_s == pytest.approx(FRESH_S - 0.1)
     now[0] += 0.2
-    await asyncio.gather(*(sampler.look() for _ in range(10)))
+    await asyncio.gather(*(sampler.sample() for _ in range(10)))
     assert len(looks) == 6
 
 
 async def test_too_many_groups_are_left_out_and_that_is_said(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(monitoring, "MOST_GROUPS", 2)
+    monkeypatch.setattr(exposition, "MOST_GROUPS", 2)
     for group in ("a", "b", "c", "d"):
         await stage.post("/topics/orders/groups", {"group": group}, 201)
     await stage.post("/topics", {"name": "zebras"}, 201)
@@ -228,7 +229,7 @@ async def test_a_look_ends_in_time(stage: Stage) -> None:
     for group in ("a", "b"):
         await stage.post("/topics/orders/groups", {"group": group}, 201)
     ticks = iter(range(10_000))
-    sample = await Sampler(stage.broker, clock=lambda: float(next(ticks))).look()
+    sample = await Sampler(stage.broker, clock=lambda: float(next(ticks))).sample()
     assert len(sample.lags) < 2 and sample.left_out > 0
 
 
@@ -291,9 +292,9 @@ def test_faults_have_outcomes_of_their_own() -> None:
 async def families(stage: Stage) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Kind and labels of everything there is, by the name that queries use."""
     found = {}
-    for family in stage.app.state.metrics.registry.collect():
+    for family in stage.app.state.metrics.collector.collect():
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        found[name] = (family.type, tuple(getattr(family, "_labelnames", ())))
+        found[name] = (family.type, family.labels)
     return found
 
 
@@ -317,6 +318,11 @@ def queries() -> list[str]:
 
 async def test_rules_and_dashboard_ask_for_metrics_and_labels_that_exist(stage: Stage) -> None:
     known = await families(stage)
+    for family in (await App("memory://").metrics()).families:
+        known[f"{family.name}_total" if family.type == "counter" else family.name] = (
+            family.type,
+            family.labels,
+        )
     for query in queries():
         names = list(named(query, known))
         assert [name for name in names if name not in known] == [], query

@@ -76,6 +76,11 @@ def test_slow_tests_say_why(collected: list[Collected]) -> None:
     assert [test.test for test in collected if test.why_slow == ""] == []
 
 
+def test_few_of_many_parameters_are_in_the_default_run(collected: list[Collected]) -> None:
+    pages = [test for test in collected if "::test_a_page_does_what_it_shows[" in test.test]
+    assert 0 < sum(test.by_default for test in pages) < len(pages)
+
+
 def test_all_places_are_in_the_default_run(collected: list[Collected]) -> None:
     """As many tests here as there, more or less: a hash that favours one would leave another untested."""
     sdk = [test.test for test in collected if test.by_default and "contract/sdk/" in test.test]

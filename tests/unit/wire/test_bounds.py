@@ -45,9 +45,9 @@ def test_most_headers_are_small() -> None:
     large = {one.name for one in OPERATIONS.values() if one.request.most_bytes > 8 * 1024}
     assert large == {
         "append", "cancel", "resolve", "bounds", "subscribe", "poll", "settle", "hand_over", "beat",
-        "report_sources", "unpark", "create_group", "alter_group", "reset", "redrive", "discard",
-        "restart_stopped", "skip_stopped", "drop_stopped", "stage", "staged_marks", "decide_staged",
-        "publish_staged", "drop_staged",
+        "settle_and_poll", "report_sources", "unpark", "create_group", "alter_group", "reset", "redrive",
+        "discard", "restart_stopped", "skip_stopped", "drop_stopped", "stage", "staged_marks",
+        "decide_staged", "publish_staged", "drop_staged",
     }  # fmt: skip
 
 
@@ -58,7 +58,8 @@ POLL: dict[str, Any] = {
 }  # fmt: skip
 BEYOND: dict[str, tuple[type[r.Request], Any, str]] = {
     "a topic's name": (r.OfTopic, [LONG], "topic is out of bounds: at most 250 characters"),
-    "a group's name": (r.LagOf, ["t", LONG], "group is out of bounds: at most 60 characters"),
+    "a group's name": (r.Pause, ["t", LONG, True], "name is out of bounds: at most 60 characters"),
+    "the name of a Kafka client's group": (r.LagOf, ["t", LONG], "group is out .* at most 249 characters"),
     "a member's name": (r.Poll, [{**POLL, "member": LONG}], r"request.member is out .* 120 characters"),
     "nobody's token": (r.Poll, [{**POLL, "token": 0}], "request.token is out of bounds: at least 1"),
     "a number below": (r.Fetch, ["t", 1, -1, 1, 1, 0], "offset is out of bounds: at least 0"),

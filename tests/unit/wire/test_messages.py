@@ -176,6 +176,8 @@ def _simplest(kind: type[r.Request]) -> Any:
             values.append(simple[hint])
         elif typing.get_origin(hint) is tuple:
             values.append(())
+        elif typing.get_origin(hint) is typing.Literal:
+            values.append(typing.get_args(hint)[0])
         elif typing.get_origin(hint) is not None:
             values.append(None)
         elif hint is PollRequest:

@@ -29,10 +29,11 @@ class Pretended:
 
     def __init__(self, town: Town, address: str, broker: str) -> None:
         self.address, self.gone, self.silent, self.town = address, False, False, town
+        self.greeted_at = 0.0
         brokers = tuple(BrokerInfo(id, where) for where, id in town.brokers.items() if isinstance(id, str))
         self.welcome = Welcome(1, broker, "me", 0, 1 << 20, brokers)
 
-    async def call(self, operation: Operation, request: Any, body: Any = ()) -> Any:
+    async def call(self, operation: Operation, request: Any, body: Any = (), early: Any = None) -> Any:
         self.town.asked.append((self.welcome.broker, operation.name, request))
         await asyncio.sleep(0)
         outcomes = self.town.outcomes.get(self.welcome.broker, [])

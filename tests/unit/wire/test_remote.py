@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -115,3 +116,12 @@ async def test_nothing_is_nothing_to_give_back() -> None:
 async def test_what_cannot_be_given_back_waits_for_its_lease(caplog: pytest.LogCaptureFixture) -> None:
     await given_back(REQUEST, grant(1), answer=BrokerUnavailable("nobody"))
     assert "waits for its lease to end: nobody" in caplog.text
+
+
+async def test_a_broker_is_never_taken_to_be_behind_its_clock() -> None:
+    """What a client delays by its broker's clock does not come early, however slow the answer (R35)."""
+    remote, now = await endpoint(Pool()), asyncio.get_running_loop().time()
+    remote._time_told(1_000_000, now - 2)
+    assert 1_002_000 <= remote.now_ms() < 1_010_000
+    remote._time_told(1_002_000, asyncio.get_running_loop().time())
+    assert 1_002_000 <= remote.now_ms() < 1_010_000

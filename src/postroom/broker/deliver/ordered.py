@@ -26,20 +26,9 @@ from ...model.frozen import dataclass
 from ...model.topology.route import Range
 from ...store.contract import Bounds, Granted, Group, Member, Peek, Store, Topic
 from ..topology.catalog_cache import CatalogCache, Source
+from .handed import Departure, Fresh, Handed, PollBudget, new_stamp
 from .readable import fitted
-from .shared import (
-    Deliveries,
-    Departure,
-    Fresh,
-    Handed,
-    PollBudget,
-    has_due,
-    has_new,
-    is_of_a_shard,
-    lease_of,
-    new_stamp,
-    rotated,
-)
+from .shared import Deliveries, has_due, has_new, is_of_a_shard, lease_of, rotated
 
 __all__ = ["OrderedDeliveries"]
 

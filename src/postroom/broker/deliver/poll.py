@@ -4,6 +4,9 @@ A poll registers for news, asks the store, and waits without a thread or a datab
 news, something is due, or its time is up. Polls of a shared group wait in a queue (`poll_queue`, R41); in an
 ordered group each asks for itself, since what it is to know depends on what it holds. Must never lose what
 a cancelled poll was given: it is given back.
+
+Acks that come with a poll are stored in its transaction if it asks the store at once; they never wait for
+messages, nor for a limit on them (I17): where the poll would have to wait, they are stored before.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from ...config import Limits
+from ...endpoint.endpoint import OnSettled
 from ...endpoint.values import PollReply, PollRequest, Settle, SettleReply, UnparkRequest
 from ...errors import GateClosed, GenerationChanged, PostroomError, UsageError
 from ...model.delivery.delivery import NOBODY
@@ -28,12 +32,13 @@ from ..publish.rates import Quotas
 from ..topology.catalog_cache import CatalogCache, Source, sources_key
 from ..waiters import Key, Waiters, wait
 from ..workers import Workers
+from .handed import Departure, Handed, Outcome, PartialPoll, PollAcks
 from .ordered import OrderedDeliveries
 from .poll_queue import Permit, PollQueues
-from .shared import Deliveries, Departure, Handed
+from .shared import Deliveries
 from .slow_lanes import Lanes
 
-__all__ = ["HOLDERS", "Polling"]
+__all__ = ["HOLDERS", "PollVerbs", "Polling"]
 
 _log = logging.getLogger("postroom.broker")
 
@@ -75,7 +80,34 @@ class Polling:
         self._waiters.notify_all()
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    async def poll(self, request: PollRequest) -> PollReply:
+    async def settle_and_poll(
+        self, topic: str, group: str, parts: Sequence[Settle], request: PollRequest, settled: OnSettled
+    ) -> PollReply:
+        """`settled` is called as soon as they are stored; before that, whatever is raised is about both."""
+        if not _go_along(parts) or (topic, group) != (request.topic, request.group):
+            reply = await self.settle(topic, group, parts)
+            settled(reply)
+            return await self.poll(replace(request, empty_handed=False) if reply.away else request)
+        along = _Along(PollAcks(topic, group, parts), settled)
+        polled = await self.poll(request, along)
+        await self._settle_first(along)  # the store was not asked: all polls are to return
+        return polled
+
+    async def _settle_first(self, along: _Along | None) -> None:
+        if along is not None and along.settled is not None:
+            acks = along.acks
+            settled, along.settled = along.settled, None
+            settled(await self.settle(acks.topic, acks.group, acks.parts))
+            acks.outcome = Outcome()
+
+    def _tell_settled(self, along: _Along | None) -> None:
+        """To be called once the store was asked, whatever came of that."""
+        if along is not None and along.settled is not None and along.acks.outcome is not None:
+            settled, along.settled = along.settled, None
+            self.notify_groups(along.acks.outcome.waiting)
+            settled(_settle_reply(along.acks.outcome))
+
+    async def poll(self, request: PollRequest, along: _Along | None = None) -> PollReply:
         if request.token <= NOBODY:
             raise UsageError("a poll names a token of its own: a random number from 1 up")
         if request.repeated and (returning := self._returning.get(request.token)) is not None:
@@ -85,9 +117,10 @@ class Polling:
             while True:
                 sources = await self._sources(request)
                 if sources[0][1].settings.mode == "ordered":
+                    await self._settle_first(along)
                     reply = await self._poll_ordered(request, deadline)
                 else:
-                    reply = await self._poll_shared(request, sources, deadline)
+                    reply = await self._poll_shared(request, sources, deadline, along)
                 if reply is not None:
                     return reply
         finally:
@@ -106,18 +139,20 @@ class Polling:
     # ---- shared groups ----
 
     async def _poll_shared(
-        self, request: PollRequest, sources: list[Source], deadline: float
+        self, request: PollRequest, sources: list[Source], deadline: float, along: _Along | None
     ) -> PollReply | None:
         """None: the group is another one now."""
         settings = sources[0][1].settings
         key = sources_key(request.topic, request.group, request.lane_messages > 0)
         fresh_s = min(self._limits.poll_wait_ms, settings.lease_ms // 2) / 1000
-        name = (request.topic, request.group, sources[-1][0].name)
+        name = (request.topic, request.group, sources[-1][0].name, *_part(request))
         queue = self._queues.of(name, sources, partial(_keys, sources), fresh_s)
         allowed = asyncio.Event()  # set when the group's rate limit lets this poll ask again
         at_once = request.repeated or request.wait_ms < self._short_ms
         with queue.attended():
             while True:
+                if along is not None and not ((at_once or queue.lets_in) and self._quotas.off):
+                    await self._settle_first(along)
                 permit = queue.at_once() if at_once else await queue.permit(deadline)
                 if permit is None or self._closed:
                     return _reply(Handed(), settings)
@@ -127,7 +162,7 @@ class Polling:
                         return None
                     group = sources[0][1]
                     if self._quotas.off:
-                        handed = await self._hand_out_shared(group, permit, request)
+                        handed = await self._hand_out_shared(group, permit, request, along)
                     else:
                         hand_out = partial(self._hand_out_shared, group, permit)
                         handed = await self._quotas.within(request, allowed, hand_out, ordered=False)
@@ -140,34 +175,42 @@ class Polling:
                     await wait(allowed, deadline - self._loop.time())
                     allowed.clear()
 
-    async def _hand_out_shared(self, group: Group, permit: Permit, request: PollRequest) -> Handed:
+    async def _hand_out_shared(
+        self, group: Group, permit: Permit, request: PollRequest, along: _Along | None = None
+    ) -> Handed:
         """What the group has for this poll: asked for here if that takes no time, else in a thread."""
         if not permit.waited:
             await asyncio.sleep(0)  # whoever polls on and on lets others have the event loop
         permit.begin()  # now: whatever becomes of the poll, what it finds counts
-        handed = None
+        handed, acks = None, () if along is None else (along.acks,)
         short = not request.repeated and request.messages <= _FEW_MESSAGES  # else it is answered whole (I6)
         if short and request.bytes <= self._limits.window_bytes:
             try:
-                handed = self._workers.run_here(self._deliveries.poll, request)
+                handed = self._workers.run_here(self._deliveries.poll, request, *acks)
             except WouldWaitError:
                 request = replace(request, repeated=True)  # it may have been granted something (I6)
             except BaseException as error:
                 permit.failed(error)
                 raise
+            finally:
+                self._tell_settled(along)
         aside = group.settings.slow_lane.on or request.lane_version
         if handed is not None and not handed.departures and not (aside and handed.grants):
             self._tell(permit, request, handed)
             return handed
-        return await self._unless_cancelled(request, self._look(group, permit, request, handed), False)
+        look = self._look(group, permit, request, handed, along)
+        return await self._unless_cancelled(request, look, False)
 
     async def _look(
-        self, group: Group, permit: Permit, request: PollRequest, handed: Handed | None
+        self, group: Group, permit: Permit, request: PollRequest, handed: Handed | None, along: _Along | None
     ) -> Handed:
         try:
             if handed is None:
-                key = (request.topic, request.group)
-                handed = await self._workers.run_for(key, self._deliveries.poll, request)
+                key, acks = (request.topic, request.group), () if along is None else (along.acks,)
+                try:
+                    handed = await self._workers.run_for(key, self._deliveries.poll, request, *acks)
+                finally:
+                    self._tell_settled(along)
             await self.depart(handed.departures, dead=True)
             if handed.grants:
                 handed.lanes = await self._lanes.view(group, request.lane_version)
@@ -277,7 +320,7 @@ class Polling:
             await self.depart(outcome.departures, dead=True)
         if outcome.waiting:
             self.notify_groups(outcome.waiting)
-        return SettleReply(tuple(outcome.lost), tuple(outcome.kept), tuple(outcome.away))
+        return _settle_reply(outcome)
 
     async def depart(self, departures: Sequence[Departure], *, dead: bool) -> None:
         for leaving in departures:
@@ -287,6 +330,51 @@ class Polling:
 
     def notify_groups(self, group_ids: Iterable[int]) -> None:
         self._waiters.notify(*[("group", group_id) for group_id in group_ids])
+
+
+@dataclass(slots=True)
+class _Along:
+    """Acks that came with a poll, and who is told once they are stored; None: it was told."""
+
+    acks: PollAcks
+    settled: OnSettled | None
+
+
+class PollVerbs:
+    """The part of a broker that hands out and settles."""
+
+    _polling: Polling
+
+    def poll(self, request: PollRequest) -> Coroutine[Any, Any, PollReply]:
+        return self._polling.poll(request)
+
+    def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> Coroutine[Any, Any, SettleReply]:
+        return self._polling.settle(topic, group, parts)
+
+    def settle_and_poll(
+        self, topic: str, group: str, parts: Sequence[Settle], request: PollRequest, settled: OnSettled
+    ) -> Coroutine[Any, Any, PollReply]:
+        return self._polling.settle_and_poll(topic, group, parts, request, settled)
+
+    async def unpark(self, request: UnparkRequest) -> PollReply:
+        return await self._polling.unpark(request)
+
+    async def hand_over(self, topic: str, group: str, token: int, partition_ids: Sequence[int]) -> None:
+        await self._polling.hand_over(topic, group, token, partition_ids)
+
+
+def _go_along(parts: Sequence[Settle]) -> bool:
+    """Whether these may be stored in the transaction of a poll: few acks, of one partition."""
+    return bool(parts) and len({part.partition_id for part in parts}) == 1 and _few_acks(parts)
+
+
+def _settle_reply(outcome: Outcome) -> SettleReply:
+    return SettleReply(tuple(outcome.lost), tuple(outcome.kept), tuple(outcome.away))
+
+
+def _part(request: PollRequest) -> tuple[str, ...]:
+    """Polls of other partitions find something else: they wait in a queue of their own."""
+    return tuple(map(str, sorted(request.only))) if isinstance(request, PartialPoll) else ()
 
 
 def _few_acks(parts: Sequence[Settle]) -> bool:

@@ -106,9 +106,14 @@ class PollQueue:
         """Whether a poll would find nothing, as far as is known."""
         return self._known == (self._news, self._waiters.lulls) and self._loop.time() < self._until
 
+    @property
+    def lets_in(self) -> bool:
+        """Whether a poll that comes now need not wait."""
+        return not self._line and self._permits < self._most and not self._empty
+
     async def permit(self, deadline: float) -> Permit | None:
         """Wait until it makes sense to ask the store. None: nothing came until the deadline."""
-        if not self._line and self._permits < self._most and not self._empty:
+        if self.lets_in:
             return self.at_once()
         place: asyncio.Future[bool] = self._loop.create_future()
         self._line[place] = None

@@ -55,6 +55,12 @@ class TailCache:
                 self._bytes -= sum(cost for partition_id, cost in self._order if partition_id in gone)
                 self._order = deque(entry for entry in self._order if entry[0] not in gone)
 
+    def reaches(self, partition_id: int, end: int) -> bool:
+        """Return whether the newest batch here ends there, or later: this process has stored it."""
+        with self._lock:
+            tail = self._tails.get(partition_id)
+            return tail is not None and tail.end >= end
+
     def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
         """Batches without a gap from the one that contains `offset`; empty if that one is not here."""
         with self._lock:
@@ -76,6 +82,11 @@ class _Tail:
         self._bases.append(batch.base_offset)
         self._batches.append(batch)
         return True
+
+    @property
+    def end(self) -> int:
+        newest = self._batches[-1] if self._batches else None
+        return 0 if newest is None else newest.last_offset + 1
 
     def pop(self) -> bool:
         """Drop the oldest; False: that was the last one."""

@@ -8,11 +8,9 @@ deliveries: `model.delivery` does.
 from __future__ import annotations
 
 import logging
-import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import replace
 from functools import cache, partial
 from typing import Protocol, TypeVar
 
@@ -26,40 +24,24 @@ from ...errors import (
     UnknownPartition,
     UsageError,
 )
-from ...model.delivery.delivery import Ask, Delivery, Kind, OrderedAsk, Settlement, Span, Stamp
+from ...model.delivery.delivery import Ask, Delivery, Kind, OrderedAsk, Settlement, Span
 from ...model.delivery.reason import as_reason
-from ...model.frozen import dataclass
-from ...model.policy.slow_lane import LaneView
 from ...model.topology.names import slow_topic
 from ...model.topology.route import Range
 from ...store.contract import Bounds, Granted, Group, Peek, Settled, Store, StoredBatch, Topic
 from ..moves.departures import FarRetries, SettingAside
 from ..topology.catalog_cache import CatalogCache, Source
+from .handed import Departure, Fresh, Handed, Outcome, PartialPoll, PollAcks, PollBudget, new_stamp
 from .parked import ParkedLines
 from .readable import TailCache, Unread, fitted
 
-__all__ = [
-    "Deliveries",
-    "Departure",
-    "Fresh",
-    "Handed",
-    "Outcome",
-    "PollBudget",
-    "earlier",
-    "has_due",
-    "has_new",
-    "is_of_a_shard",
-    "lease_of",
-    "new_stamp",
-    "rotated",
-]
+__all__ = ["Deliveries", "earlier", "has_due", "has_new", "is_of_a_shard", "lease_of", "rotated"]
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Ask | OrderedAsk, contravariant=True)
 
 _log = logging.getLogger("postroom.broker")
 
-_WHOLE = 2**31  # no limit on bytes
 _WALK_BYTES = 4 * 1024 * 1024
 _FRESH_LOOKS = 5  # a group reset that often within one poll is its caller's to know
 
@@ -76,57 +58,6 @@ class PartitionPoll(Protocol[A]):
     ) -> Granted: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """Stamped deliveries that the mover is to finish."""
-
-    group: Group
-    partition: int
-    partition_id: int
-    deliveries: tuple[Delivery, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fresh:
-    """What a look was the first to hand out under its token; in ordered groups, a partition it claimed."""
-
-    group: Group
-    partition_id: int
-    until: int  # `Granted.until`: whoever renews it meanwhile has received it
-
-
-@dataclass(slots=True)
-class Handed:
-    """What one look brought."""
-
-    grants: list[Grant] = field(default_factory=list)
-    fresh: list[Fresh] = field(default_factory=list)  # what of it nobody else was told of
-    departures: list[Departure] = field(default_factory=list)
-    draining: bool = False
-    next_due: int | None = None  # nothing is due before then
-    revoked: tuple[int, ...] = ()  # ordered groups: to be handed over
-    lost: tuple[int, ...] = ()  # ordered groups: not the asker's any more
-    watchful: bool = False  # ordered groups: others hold something; that they hand it over is news
-    started_ms: int = 0  # ordered groups: see `PollReply`
-    lanes: LaneView | None = None  # see `PollReply`
-    took_all: bool = False  # shared groups: nothing is left that this poll could have been given
-
-    @property
-    def worth_telling(self) -> bool:
-        return bool(self.grants or self.draining or self.revoked or self.lost)
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What settling brought."""
-
-    lost: list[tuple[Settle, tuple[Span, ...]]] = field(default_factory=list)
-    kept: list[tuple[Settle, tuple[Lease, ...]]] = field(default_factory=list)  # ordered groups
-    departures: list[Departure] = field(default_factory=list)
-    waiting: set[int] = field(default_factory=set)  # groups to which something was handed back
-    away: list[Settle] = field(default_factory=list)  # not settled: their shard is away
-
-
 class Deliveries:
     def __init__(
         self, store: Store, catalog: CatalogCache, tail: TailCache, far_retry_ms: int = DEFAULTS.far_retry_ms
@@ -141,8 +72,9 @@ class Deliveries:
 
     # ---- poll ----
 
-    def poll(self, request: PollRequest) -> Handed:
-        return self.by_fresh_catalog(self._poll, request)
+    def poll(self, request: PollRequest, acks: PollAcks | None = None) -> Handed:
+        """What there is for this poll; `acks` that came with it are stored then, or it raises."""
+        return self.by_fresh_catalog(self._poll if acks is None else partial(self._poll, acks=acks), request)
 
     def by_fresh_catalog(self, poll: Callable[[PollRequest], Handed], request: PollRequest) -> Handed:
         for _ in range(_FRESH_LOOKS):
@@ -155,14 +87,15 @@ class Deliveries:
                     raise  # and else the next look leaves that shard out (R6)
         return poll(request)
 
-    def _poll(self, request: PollRequest) -> Handed:
+    def _poll(self, request: PollRequest, acks: PollAcks | None = None) -> Handed:
         sources = self._catalog.sources(request.topic, request.group, lane=request.lane_messages > 0)
         handed = Handed()
         if sources[0][1].paused:
+            self._ack(acks)
             return handed
         dead = self._catalog.dead_letters(request.topic, request.group)
-        look = PollBudget(request, dead, request.messages, request.bytes, request.empty_handed)
-        self._turn += 1
+        look = PollBudget(request, dead, request.messages, request.bytes, request.empty_handed, acks=acks)
+        self._turn += not request.repeated  # begun anew in a thread, it begins where it was
         own_topics = len(sources) > 1 and request.lane_messages
         lane = slow_topic(request.topic, request.group) if own_topics else None
         for source in reversed(sources):  # what was redriven first: it has waited longest; the lane before it
@@ -179,11 +112,22 @@ class Deliveries:
             if look.full:
                 break
         handed.took_all = not look.full and not look.left
+        self._ack(acks)
         return handed
+
+    def _ack(self, acks: PollAcks | None) -> None:
+        """Store acks that no poll of their partition has stored."""
+        if acks is not None and acks.outcome is None:
+            try:
+                acks.outcome = self.settle(acks.topic, acks.group, acks.parts)
+            except StoreUnavailable as error:  # of whatever shard: another poll would not help
+                raise StoreUnavailable(str(error)) from error
 
     def _poll_source(self, source: Source, look: PollBudget, handed: Handed) -> None:
         topic, group = source
         pieces = self.unread.partitions(topic.route, group)
+        if isinstance(look.request, PartialPoll) and topic.name == look.request.topic:
+            pieces = tuple(piece for piece in pieces if piece.partition_id in look.request.only)
         ids = self._store.present([piece.partition_id for piece in pieces])
         bounds = self._store.log.bounds(ids)
         peeks = self._store.progress.peek(group, ids)
@@ -204,6 +148,8 @@ class Deliveries:
             if held or peek.parked or due or has_new(peek, edges):
                 cursor = max(peek.cursor, edges.start)
                 ask = partial(look.ask, cursor, again=due)
+                if look.acks is not None and look.acks.before(partition_id):
+                    self._ack(look.acks)
                 # also if nothing is new: what takes time is to say so before anything is granted
                 look.batches = self.read(partition_id, cursor, look.messages, look.bytes)
                 granted = self.poll_partition(
@@ -221,7 +167,8 @@ class Deliveries:
     def _in_turn(
         self, pieces: Sequence[Range], peeks: dict[int, Peek], held: set[int], now: int
     ) -> list[Range]:
-        """Partitions as they are asked: those with something due first, the others in turn.
+        """Partitions as they are asked: those never polled first, since they take time, which is to be said
+        before anything is granted; then those with something due, and the others in turn.
 
         If a repeated request's token holds something, its answer was lost: only that is handed over (I6).
         """
@@ -229,7 +176,9 @@ class Deliveries:
         if held:
             return [r for r in ranges if r.partition_id in held]
         due = {partition_id for partition_id, peek in peeks.items() if has_due(peek, now)}
-        return sorted(ranges, key=lambda r: r.partition_id not in due) if due else ranges
+        if due or len(peeks) < len(ranges):
+            ranges.sort(key=lambda r: 2 * (r.partition_id in peeks) + (r.partition_id not in due))
+        return ranges
 
     def first_peek(self, group: Group, partition_id: int, bounds: dict[int, Bounds]) -> Peek | None:
         """Progress of a partition that was never polled is made from the group's start."""
@@ -257,6 +206,10 @@ class Deliveries:
         waited = max(0, now - look.batches[0].appended_at) if look.batches else None
         while True:
             granted = verb(group, partition_id, ask(), log_start=bounds.start, waited_ms=waited)
+            if granted.acked and look.acks is not None:
+                look.acks.outcome = outcome = Outcome()
+                for part, done in zip(look.acks.parts, granted.acked, strict=True):
+                    self._settled(part, group, done, outcome)
             if not granted.unplaced or look.dead is not None:
                 return granted
             look.dead = self._catalog.make_dead_letters(look.request.topic, look.request.group)
@@ -405,69 +358,6 @@ class Deliveries:
         return next((r.partition for r in ranges if r.partition_id == partition_id), -1)
 
 
-@dataclass(slots=True)
-class PollBudget:
-    """A budget is what one poll may still be given; the partitions it visits share it."""
-
-    request: PollRequest
-    dead: Topic | None
-    messages: int
-    bytes: int
-    empty_handed: bool
-    full: bool = False
-    left: bool = False  # a partition may have more than this poll was given of it
-    unread: bool = False  # something was granted, and its batches could not be read
-    alone: bool = False  # nothing more, since what it has, or holds, is to be settled first (I14)
-    batches: list[StoredBatch] = field(default_factory=list)
-
-    @contextmanager
-    def limited(self, messages: int) -> Iterator[None]:
-        """It has no more than so many meanwhile."""
-        aside = max(0, self.messages - messages)
-        self.messages -= aside
-        try:
-            yield
-        finally:
-            self.messages += aside
-            self.left = self.left or self.full
-            self.full = self.full and not (aside and self.messages > 0 and self.bytes > 0 and not self.alone)
-
-    def reach(self, cursor: int) -> int:
-        """The offset up to which the batches that were read go."""
-        return max(cursor, self.batches[-1].last_offset + 1) if self.batches else cursor
-
-    @property
-    def most_bytes(self) -> int:
-        """What it may bring of a partition. What is settled as it is handed out cannot be given back."""
-        return _WHOLE if self.request.on_delivery else self.bytes
-
-    def most_messages(self, again: bool) -> int:
-        """Of what comes `again` it is not known how large it is."""
-        few = max(1, self.bytes // DEFAULTS.max_batch_bytes)
-        return min(self.messages, few) if again and self.request.on_delivery else self.messages
-
-    def ask(self, cursor: int, *, again: bool = False) -> Ask:
-        return Ask(
-            member=self.request.member,
-            token=self.request.token,
-            messages=self.most_messages(again),
-            end=self.reach(cursor),
-            empty_handed=self.empty_handed,
-            on_delivery=self.request.on_delivery,
-            dead=new_stamp(self.dead),
-        )
-
-    def spend(self, leases: Sequence[Lease], batches: Sequence[StoredBatch]) -> None:
-        for lease in leases:
-            self.messages -= lease.last - lease.first + 1
-            self.alone = self.alone or lease.alone
-        for batch in batches:
-            self.bytes -= len(batch.data)
-        self.empty_handed = False
-        spent = self.messages <= 0 or self.bytes <= 0
-        self.full = self.full or spent or self.alone
-
-
 def is_of_a_shard(error: StoreUnavailable) -> bool:
     """Whether the queue has several shards, and one of them is away: the others go on (R6)."""
     return "shard" in error.details
@@ -515,13 +405,6 @@ def _within(verdicts: Sequence[Verdict], spans: Sequence[Span]) -> tuple[Verdict
         for verdict in asked[at : bisect_right(asked, last, key=lambda v: v.first)]:
             found.append(replace(verdict, first=max(verdict.first, first), last=min(verdict.last, last)))
     return tuple(found)
-
-
-def new_stamp(target: Topic | None) -> Stamp | None:
-    """A fresh identity for moves to that topic."""
-    if target is None:
-        return None
-    return Stamp(secrets.randbits(62), target.route.ranges[0].partition_id)
 
 
 def lease_of(delivery: Delivery) -> Lease:

@@ -20,7 +20,8 @@ from ...model.messages.batch import BatchBuilder, Record, records, stored_record
 from ...model.topology.route import Range
 from ...store.contract import Group, Store, StoredBatch, Topic
 from ..topology.catalog_cache import CatalogCache
-from .shared import Deliveries, Departure, new_stamp
+from .handed import Departure, new_stamp
+from .shared import Deliveries
 
 __all__ = ["Spot", "StoppedMessages"]
 

@@ -16,7 +16,8 @@ from ...model.delivery.delivery import Ask, Kind, Settlement, Span
 from ...model.topology.names import REDRIVE_GROUP
 from ...model.topology.route import Range
 from ...store.contract import Granted, Group, Store, StoredBatch, Topic
-from ..deliver.shared import Deliveries, Departure, new_stamp
+from ..deliver.handed import Departure, new_stamp
+from ..deliver.shared import Deliveries
 from ..topology.catalog_cache import CatalogCache
 from .departures import make_retry_topic
 

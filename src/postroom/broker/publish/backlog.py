@@ -24,6 +24,7 @@ from ...store.contract import Store, Topic
 from ...tasks import SingleFlight
 from ...units import format_bytes
 from ..topology.catalog_cache import readers
+from ..topology.kafka_groups import KafkaReaders
 
 __all__ = ["BacklogGate", "Passage"]
 
@@ -123,6 +124,10 @@ class BacklogGate:
         lowest = {"": {place: bounds[place].start for place in places}}
         if groups:
             lowest = {g.name: {p: max(committed[g.id][p], bounds[p].start) for p in places} for g in groups}
+        kafka = self._store.kafka_groups.positions([topic.id]).get(topic.id)
+        for name, offsets in KafkaReaders(self._store).committed(topic, bounds, kafka).items():
+            lowest.pop("", None)
+            lowest[name] = {p: max(offsets.get(p, 0), bounds[p].start) for p in places}
         messages = {
             name: sum(max(0, bounds[place].end - offsets[place]) for place in places)
             for name, offsets in lowest.items()

@@ -35,7 +35,7 @@ from ...model.policy.rate import NOTHING, Rate, spend
 from ...model.topology.names import base_of
 from ...store.contract import Store
 from ...tasks import SingleFlight
-from ..deliver.shared import Handed
+from ..deliver.handed import Handed
 from ..topology.catalog_cache import CatalogCache
 from ..waiters import wait
 

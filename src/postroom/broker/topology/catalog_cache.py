@@ -210,6 +210,7 @@ class Listed:
     topics: tuple[Topic, ...]
     groups: dict[int, list[Group]] = field(default_factory=dict)  # by topic id; those without are missing
     by_partition: dict[int, Topic] = field(default_factory=dict)
+    with_group: dict[str, set[str]] = field(default_factory=dict)  # topics, by the name of a native group
 
 
 class Listing:
@@ -234,7 +235,9 @@ class Listing:
 
     def _read(self, version: int) -> Listed:
         topics, groups = tuple(self._catalog.topics()), dict[int, list[Group]]()
+        with_group: dict[str, set[str]] = {}
         for group in self._catalog.groups_of():
             groups.setdefault(group.topic_id, []).append(group)
+            with_group.setdefault(group.name, set()).add(group.topic)
         places = {piece.partition_id: topic for topic in topics for piece in topic.route.partitions}
-        return Listed(version, topics, groups, places)
+        return Listed(version, topics, groups, places, with_group)

@@ -50,6 +50,7 @@ from ...model.topology.names import (
 from ...model.topology.route import Route
 from ...store.contract import Backlog, Group, Store
 from .catalog_cache import CatalogCache, is_base
+from .kafka_groups import KafkaReaders
 
 __all__ = ["Groups", "Members", "Resets", "moved"]
 
@@ -197,6 +198,7 @@ class Groups:
         self._limits = limits
         self._drop_topic = drop_topic
         self._resets = resets
+        self._kafka = KafkaReaders(store)
         self._used_ms = limits.tuning.broker.group_used_ms
         self.members = Members(store, limits, self._used)
         self._touched: dict[int, int] = {}  # when this process last wrote that it uses a group
@@ -257,6 +259,7 @@ class Groups:
         if settings.mode == "broadcast" and base_of(name) is None:
             check_broadcast(name)
         settings.start.check_past(self._store.now_ms())
+        self._kafka.refuse_taken(self._store.catalog.topic(topic), name)
         group = self._store.catalog.create_group(topic, name, settings)
         self._catalog.forget()
         if base_of(name) is None:
@@ -320,7 +323,7 @@ class Groups:
 
     def alter(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
         """Change the group, and with it the groups on its own topics."""
-        for group in self._with_members(topic, name):
+        for group in self._native(topic, name):
             self._alter(group, wish)
             for own in (retry_topic(topic, group.name), slow_topic(topic, group.name)):
                 try:
@@ -337,12 +340,15 @@ class Groups:
         self._store.catalog.alter_group(group.topic, group.name, settings, group.paused)
 
     def pause(self, topic: str, name: str, paused: bool) -> GroupInfo:
-        for group in self._with_members(topic, name):
+        for group in self._native(topic, name):
             self._store.catalog.alter_group(topic, group.name, group.settings, paused)
         return self._changed(topic, name)
 
     def reset(self, topic: str, name: str, start: Start, force: bool, dry_run: bool) -> ResetPlan:
-        groups = self._with_members(topic, name)
+        try:
+            groups = self._with_members(topic, name)
+        except UnknownGroup as error:
+            return self._reset_kafka(topic, name, start, force, dry_run, error)
         route = self._store.catalog.topic(topic).route
         if dry_run:
             lines = self._resets.plan(route, groups, start)
@@ -353,8 +359,26 @@ class Groups:
         given = {field.name: getattr(info, field.name) for field in fields(info)}
         return ResetPlan(**given, partitions=tuple(lines), dry_run=dry_run)
 
+    def _reset_kafka(
+        self, topic: str, name: str, start: Start, force: bool, dry_run: bool, unknown: UnknownGroup
+    ) -> ResetPlan:
+        """A group of Kafka clients; if there is none, the error stands."""
+        found = self._store.catalog.topic(topic)
+        try:
+            moved = self._resets.resolved(found.route, start)
+            return self._kafka.reset(found, name, start, moved, force=force, dry_run=dry_run)
+        except UnknownGroup:
+            raise unknown from None
+
     def delete(self, topic: str, name: str, force: bool) -> None:
-        groups = self._with_members(topic, name)
+        try:
+            groups = self._with_members(topic, name)
+        except UnknownGroup as error:
+            try:
+                self._kafka.delete(self._store.catalog.topic(topic), name, force=force)
+            except UnknownGroup:
+                raise error from None
+            return
         self._refuse_live(groups, "deleted", force)
         for group in reversed(groups):
             self.forget(group)
@@ -373,6 +397,10 @@ class Groups:
         self._store.progress.forget(group.id)
         self._touched.pop(group.id, None)
         self._catalog.forget()
+
+    def _native(self, topic: str, name: str) -> list[Group]:
+        self._kafka.refuse_taken(self._store.catalog.topic(topic), name)
+        return self._with_members(topic, name)
 
     def _with_members(self, topic: str, name: str) -> list[Group]:
         """The group; of a broadcast group also those of its members."""
@@ -405,7 +433,8 @@ class Groups:
         return listed[0]
 
     def of_topic(self, topic: str) -> list[GroupInfo]:
-        return self._infos(self._store.catalog.groups(topic))
+        found = self._infos(self._store.catalog.groups(topic))
+        return [*found, *self._kafka.of_topic(self._store.catalog.topic(topic))]
 
     def _infos(self, groups: Iterable[Group]) -> list[GroupInfo]:
         """A broadcast group shows the members of all, and is as idle as the one that was used last."""
@@ -479,6 +508,11 @@ class Resets:
                 named = _named(route, start)
                 after[group.id] = {one: self._store.catalog.start_of(group.id, one)[1] for one in named}
         return self._lines(route, groups, before, lambda group: after[group.id])
+
+    def resolved(self, route: Route, start: Start) -> dict[int, int]:
+        """What a start comes to, by partition id. InvalidSetting for one that is not there."""
+        self._check(route, start)
+        return self._resolve(route.topic, start)
 
     def _check(self, route: Route, start: Start) -> None:
         start.check_past(self._store.now_ms(), name="to")

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -35,6 +35,7 @@ from ...errors import (
     UnknownTopic,
 )
 from ...model.access import Principal, beginnings, visible
+from ...model.delivery import first_waits
 from ...model.messages.batch import Kept, TopicBounds
 from ...model.messages.requests import ReplyTopic
 from ...model.policy.bounds import Positions
@@ -53,6 +54,7 @@ from ...model.topology.route import Route
 from ...store.contract import Backlog, Group, Peek, Store, Topic
 from ..duties import ids_from
 from .catalog_cache import CatalogCache, Listing
+from .kafka_groups import KafkaReaders
 
 __all__ = ["Admin", "ForgetReplies", "Replies"]
 
@@ -67,6 +69,7 @@ class Admin:
     def __init__(self, store: Store, catalog: CatalogCache, limits: Limits = DEFAULTS) -> None:
         self._store, self._limits = store, limits
         self._catalog = catalog
+        self._kafka = KafkaReaders(store)
 
     # ---- topics ----
 
@@ -103,6 +106,8 @@ class Admin:
         for group in self._store.catalog.groups_of([topic.id for topic in topics]):
             if not group.name.startswith("_") and base_of(group.name) is None:
                 groups.setdefault(group.topic_id, []).append(group.name)
+        for topic_id, names in self._kafka.names([topic.id for topic in topics]).items():
+            groups.setdefault(topic_id, []).extend(names)
         return [
             TopicInfo(
                 name=topic.name,
@@ -120,8 +125,8 @@ class Admin:
         ]
 
     def alter_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
-        has = self._store.catalog.topic(name).settings.kafka_partitions
-        settings = replace(settings, kafka_partitions=has)  # which never change
+        has = self._store.catalog.topic(name).settings
+        settings = replace(settings, kafka_partitions=has.kafka_partitions, keys=has.keys)  # for ever
         settings.check_kafka()
         self._store.catalog.alter_topic(name, settings)
         self._catalog.forget()
@@ -200,10 +205,25 @@ class Admin:
 
     def lag(self, topic: str, group: str) -> Lag:
         """A broadcast group is as far behind as the member that is furthest behind."""
-        readers = self._catalog.readers(topic, group)
+        try:
+            readers = self._catalog.readers(topic, group)
+        except UnknownGroup as error:
+            return self._kafka_lag(topic, group, error)
         lags = [self._lag(topic, reader.name) for reader in readers] or [self._nobody(topic, group)]
         slowest = max(lags, key=lambda lag: (lag.total.messages, lag.total.oldest_age_ms))
         return replace(slowest, group=group)
+
+    def _kafka_lag(self, topic: str, group: str, unknown: UnknownGroup) -> Lag:
+        """Of a group of Kafka clients; if there is none, the error stands."""
+        found = self._catalog.topic(topic, fresh=True)
+        numbers = {r.partition_id: r.partition for r in found.route.partitions}
+        try:
+            backlogs = self._kafka.backlogs(found, group)
+        except UnknownGroup:
+            raise unknown from None
+        left = [one for one in backlogs if not _is_read(one, None)]
+        rows = [_partition_lag(topic, numbers[one.partition_id], one) for one in left]
+        return Lag(topic, group, tuple(rows), _total(topic, rows))
 
     def _nobody(self, topic: str, group: str) -> Lag:
         """A broadcast group without members has nothing to wait for."""
@@ -218,7 +238,8 @@ class Admin:
         return Lag(topic, group, tuple(rows), _total(topic, rows))
 
     def _lag(self, topic: str, group: str) -> Lag:
-        rows = []
+        rows: list[PartitionLag] = []
+        waits: Counter[int] = Counter()
         for source, reader in self._catalog.sources(topic, group, lane=True):
             numbers = {r.partition_id: r.partition for r in source.route.partitions}
             present = self._store.present(numbers)
@@ -226,6 +247,8 @@ class Admin:
             backlogs = self._backlogs(source.route, reader, present)
             read = {b.partition_id for b in backlogs if _is_read(b, peeks.get(b.partition_id))}
             for backlog in backlogs:
+                if source.name == topic:  # what is in the group's own topics was read before
+                    waits.update(backlog.first_waits)
                 if backlog.partition_id in read:
                     continue
                 peek = peeks.get(backlog.partition_id)
@@ -235,7 +258,7 @@ class Admin:
                 rows.append(
                     replace(row, holder=holder, waits_for=tuple(sorted(numbers[p] for p in waits_for)))
                 )
-        return Lag(topic, group, tuple(rows), _total(topic, rows))
+        return Lag(topic, group, tuple(rows), _total(topic, rows, waits))
 
     def _backlogs(self, route: Route, group: Group, places: Sequence[int]) -> list[Backlog]:
         """A sealed partition may be removed at any moment, and by its shard before the catalog knows: then it
@@ -285,10 +308,12 @@ def _partition_lag(topic: str, number: int, b: Backlog) -> PartitionLag:
         parked=b.parked,
         sealed=b.sealed,
         stopped_age_ms=b.stopped_age_ms,
+        first_wait_p50_ms=first_waits.percentile(b.first_waits, 0.5),
+        first_wait_p95_ms=first_waits.percentile(b.first_waits, 0.95),
     )
 
 
-def _total(topic: str, rows: Sequence[PartitionLag]) -> PartitionLag:
+def _total(topic: str, rows: Sequence[PartitionLag], waits: Mapping[int, int] | None = None) -> PartitionLag:
     messages = sum(r.messages for r in rows)
     arrival, drain = sum(r.arrival_per_s for r in rows), sum(r.drain_per_s for r in rows)
     return PartitionLag(
@@ -307,6 +332,8 @@ def _total(topic: str, rows: Sequence[PartitionLag]) -> PartitionLag:
         stopped=sum(r.stopped for r in rows),
         parked=sum(r.parked for r in rows),
         stopped_age_ms=max((r.stopped_age_ms for r in rows), default=0),
+        first_wait_p50_ms=first_waits.percentile(waits or {}, 0.5),
+        first_wait_p95_ms=first_waits.percentile(waits or {}, 0.95),
     )
 
 

@@ -30,7 +30,8 @@ from ...errors import (
 from ...model.messages.batch import stored_records
 from ...model.topology.route import Range
 from ...units import format_duration
-from ..framework.show import messages
+from ..framework.show import dead_letters, messages
+from ..messages.dead import dead_letter_count
 from . import Finding
 
 if TYPE_CHECKING:
@@ -161,7 +162,19 @@ async def check_groups(mq: Connection) -> list[Finding]:
             groups += 1
             members += len(group.members)
             found += _group_found(topic, group, await mq.lag(topic.name, group.name))
+            if dead := await dead_letter_count(mq, topic.name, group.name):
+                found.append(_dead_found(topic.name, group.name, dead))
     return [Finding("members", "ok", f"{members} live in {groups} groups"), *found]
+
+
+def _dead_found(topic: str, group: str, count: int) -> Finding:
+    which = f"{topic} {group}"
+    advice = (
+        f"`postroom dead list {which} --by-error` shows why; mend it, then "
+        f"`postroom dead redrive {which}`, or `discard` them"
+    )
+    said = f"group {group} of topic {topic} has {dead_letters(count)}"
+    return Finding("dead letters", "warn", said, advice)
 
 
 def _group_found(topic: TopicInfo, group: GroupInfo, lag: Lag) -> list[Finding]:

@@ -21,6 +21,7 @@ from ...clock import STEP_MS, SteadyClock, SystemClock
 from ...config import DEFAULTS
 from ...errors import SchemaMismatch, StoreCorrupt, how_to_update
 from ...store.admin import VERSION, Area, Row, SqliteDialect, read_pace, refuse_former
+from ...store.copies import faults
 from ...units import format_bytes
 from . import Checks, Finding, made
 
@@ -210,7 +211,7 @@ def check_areas(exam: Examination) -> Iterator[Finding]:
 def check_integrity(exam: Examination) -> Iterator[Finding]:
     for area, file in exam.files():
         problems = _problems(file)
-        if problems == ["ok"]:
+        if not problems:
             yield Finding(f"integrity ({area.value})", "ok", "quick_check found no fault")
         else:
             advice = "stop all programs, copy the files away, restore from a backup"
@@ -219,8 +220,7 @@ def check_integrity(exam: Examination) -> Iterator[Finding]:
 
 def _problems(file: Path) -> list[str]:
     try:
-        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
-            return [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
+        return faults(file, "quick_check")
     except sqlite3.Error as error:
         raise StoreCorrupt(f"{file}: {error}") from error
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -463,6 +464,10 @@ def summary(scene: Scene, no_pipeline: str | None = None) -> None:
     stage.heading("Try next")
     for words in _commands(scene):
         stage.line(f"{_program()} -u {figures.shown} {words}")
+    stage.heading("See it in a browser")
+    if find_spec("fastapi") is None:
+        stage.say(f"It needs the extra `server`: {postroom.errors.how_to_install('server')}, then")
+    stage.line(f"{_program()} console {figures.shown}")
     if no_pipeline is not None:
         stage.heading("The data pipeline")
         stage.say(f"Archive, audit and hotspots were not shown. {no_pipeline}.")

@@ -215,9 +215,12 @@ def _framed(function: Callable[..., Any]) -> Callable[..., None]:
 def _call(function: Callable[..., Any], run: Run, values: dict[str, Any]) -> None:
     import sys
 
-    result = function(run, **values)
-    if inspect.iscoroutine(result):
-        run_loop(result)
+    from ...endpoint.asker import asked_by, this_user
+
+    with asked_by(this_user("cli")):
+        result = function(run, **values)
+        if inspect.iscoroutine(result):
+            run_loop(result)
     sys.stdout.flush()  # a closed pipe is noticed here, not at the interpreter's end
 
 

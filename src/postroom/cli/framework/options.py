@@ -15,8 +15,10 @@ import typer
 
 from ...errors import InvalidSetting
 from ...units import duration_ms, moment_ms, size_bytes
+from . import names
 
 __all__ = [
+    "AnyGroup",
     "AnyTopic",
     "Exhausted",
     "Expires",
@@ -43,11 +45,32 @@ __all__ = [
 StartAt: TypeAlias = str | datetime | dict[int, int]
 """Where to start, stop or go: "earliest", "latest", a moment, or offsets by partition."""
 
-Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
-AnyTopic = Annotated[
-    str | None, typer.Argument(metavar="[TOPIC]", help="Only this topic. Default: all.", show_default=False)
+Topic = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC", help="The topic.", show_default=False, autocompletion=names.topics),
 ]
-Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", show_default=False)]
+AnyTopic = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[TOPIC]",
+        help="Only this topic. Default: all.",
+        show_default=False,
+        autocompletion=names.topics,
+    ),
+]
+AnyGroup = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[GROUP]",
+        help="Only this group. Default: all.",
+        show_default=False,
+        autocompletion=names.groups,
+    ),
+]
+Group = Annotated[
+    str,
+    typer.Argument(metavar="GROUP", help="The group.", show_default=False, autocompletion=names.groups),
+]
 
 _OFFSETS = re.compile(r"\d+=\d+(,\d+=\d+)*")
 

@@ -33,6 +33,7 @@ __all__ = [
     "age",
     "answer",
     "console",
+    "content_fields",
     "count",
     "dead_letters",
     "encoded",
@@ -46,6 +47,7 @@ __all__ = [
     "short",
     "table",
     "text_of",
+    "wait",
 ]
 
 
@@ -137,6 +139,13 @@ def age(ms: int) -> str:
     return format_duration(ms) if ms else "–"
 
 
+def wait(ms: int | None) -> str:
+    """How long something waited; None: nothing did."""
+    from ...units import format_duration
+
+    return "–" if ms is None else format_duration(ms)
+
+
 def moment(ms: int) -> str:
     """UTC, to the millisecond, as every other tool can read it; the number where no calendar has it."""
     from ...model.messages.timestamps import FIRST_SHOWN_MS, LAST_SHOWN_MS
@@ -200,10 +209,13 @@ def short(text: str, width: int = _CELL_WIDTH) -> str:
 
 def message_fields(message: Any) -> dict[str, Any]:
     """A message as JSON: what `send --jsonl` takes, and where it was."""
+    where = {"topic": message.topic, "partition": message.partition, "offset": message.offset}
+    return where | content_fields(message)
+
+
+def content_fields(message: Any) -> dict[str, Any]:
+    """What a message is as JSON, wherever it is."""
     fields: dict[str, Any] = {
-        "topic": message.topic,
-        "partition": message.partition,
-        "offset": message.offset,
         "id": message.id,
         "timestamp": moment(message.timestamp),
         **_bytes("key", message.key),

@@ -18,7 +18,7 @@ from .command import Run
 from .exits import AbortedError
 from .show import console, json_line
 
-__all__ = ["DryRun", "Losses", "Yes", "agreed", "checking", "sending", "working"]
+__all__ = ["DryRun", "Losses", "Yes", "agreed", "checking", "copying", "sending", "working"]
 
 
 Losses: TypeAlias = dict[str, Any]
@@ -103,6 +103,22 @@ def checking() -> Iterator[Callable[[str, int], None]]:
             nonlocal begun
             bars.update(task, total=steps, completed=begun, description=name)
             begun += 1
+
+        yield begin
+
+
+@contextmanager
+def copying() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+    """Show a bar over the bytes of one file after the other; the call begins one, its result advances it."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=None)
+
+        def begin(name: str) -> Callable[[int, int], None]:
+            bars.reset(task, total=None, description=name)
+            return lambda done, total: bars.update(task, completed=done, total=total)
 
         yield begin
 

@@ -16,7 +16,7 @@ import typer
 from ...config import DEFAULTS
 from ...errors import InvalidSetting, UsageError
 from ...model.topology.names import check_group
-from ..framework import exits, show
+from ..framework import exits, names, show
 from ..framework.command import Run
 from ..framework.options import (
     Exhausted,
@@ -150,7 +150,10 @@ _HELD = 1000  # without acks, all that were printed are held until the end
 async def consume(
     run: Run,
     topic: Topic,
-    group: Annotated[str, typer.Option("--group", "-g", help="The group to take messages for.")],
+    group: Annotated[
+        str,
+        typer.Option("--group", "-g", help="The group to take messages for.", autocompletion=names.groups),
+    ],
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Stop after so many.")] = None,
     wait: Annotated[
         str | None,

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import UsageError
+from ...errors import CatalogError, PermissionDenied, UsageError
 from ...model.delivery.reason import plain_reason
+from ...model.topology.names import REDRIVE_GROUP, base_of, dead_topic
 from ..framework import show
 from ..framework.command import Run, command, family
 from ..framework.exits import say_note
-from ..framework.options import Group, Topic
+from ..framework.options import AnyGroup, AnyTopic, Group, Topic
 from ..framework.show import View, answer
 from ..framework.terminal import DryRun, Losses, Yes, agreed
 
 if TYPE_CHECKING:
     from postroom import Connection, DeadLetter
 
-__all__ = ["app"]
+__all__ = ["app", "dead_letter_count"]
 
 app = family("dead", "List, inspect, redrive and discard dead letters.")
 
@@ -44,15 +45,23 @@ _EVERY = 2**31 - 1
 @command(app, "list")
 async def list_letters(
     run: Run,
-    topic: Topic,
-    group: Group,
+    topic: AnyTopic = None,
+    group: AnyGroup = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many at most.")] = 100,
     by_error: Annotated[
         bool,
         typer.Option("--by-error", help="One line for each error, the most frequent first."),
     ] = False,
 ) -> None:
-    """List a group's dead letters, oldest first; or what they died of."""
+    """List a group's dead letters, oldest first; or what they died of; or which groups have some."""
+    if topic is None or group is None:
+        if by_error:
+            raise UsageError("--by-error is for one group: name its topic and the group")
+        async with run.connect() as mq:
+            _GROUP.list(
+                run, await _groups(mq, topic), none=f"no dead letters{' of ' + topic if topic else ''}"
+            )
+        return
     if by_error:
         async with run.connect() as mq:
             errors = _errors(await mq.dead_letters(topic, group, limit=_EVERY))
@@ -111,6 +120,36 @@ async def discard(
         gone = await mq.discard_dead_letters(topic, group, ids=id or None)
     fields = {"topic": topic, "group": group, "discarded": gone}
     answer(run, fields, f"discarded {show.dead_letters(gone)} of group {group}")
+
+
+@dataclass(frozen=True, slots=True)
+class _DeadGroup:
+    topic: str
+    group: str
+    letters: int
+    oldest: DeadLetter
+
+
+async def dead_letter_count(mq: Connection, topic: str, group: str) -> int:
+    """How many dead letters a group has; 0 also where they may not be seen."""
+    try:
+        return (await mq.lag(dead_topic(topic, group), REDRIVE_GROUP)).total.messages
+    except (CatalogError, PermissionDenied):
+        return 0
+
+
+async def _groups(mq: Connection, only: str | None) -> list[_DeadGroup]:
+    """The groups that have dead letters, of one topic or of all, those with the most first."""
+    topics = [await mq.topic(only)] if only is not None else await mq.topics()
+    found = []
+    for topic in topics:
+        for info in await mq.groups(topic.name):
+            if base_of(info.name) is None and (
+                oldest := await mq.dead_letters(topic.name, info.name, limit=1)
+            ):
+                lag = await mq.lag(dead_topic(topic.name, info.name), REDRIVE_GROUP)
+                found.append(_DeadGroup(topic.name, info.name, lag.total.messages, oldest[0]))
+    return sorted(found, key=lambda one: (-one.letters, one.topic, one.group))
 
 
 def _listed(file: Path, topic: str, group: str) -> set[str]:
@@ -209,6 +248,22 @@ def _lines(letter: DeadLetter) -> list[tuple[str, str]]:
     ]
 
 
+_GROUP: View[_DeadGroup] = View(
+    fields=lambda one: {
+        "topic": one.topic,
+        "group": one.group,
+        "letters": one.letters,
+        "oldest": _fields(one.oldest),
+    },
+    columns={
+        "topic": lambda one: one.topic,
+        "group": lambda one: one.group,
+        "letters": lambda one: show.count(one.letters),
+        "oldest died": lambda one: show.moment(one.oldest.dead_at),
+        "of": lambda one: one.oldest.reason or "–",
+    },
+    numbers=("letters",),
+)
 _ERROR: View[_Error] = View(
     fields=lambda one: {
         "error": one.error,

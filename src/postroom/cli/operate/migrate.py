@@ -157,14 +157,15 @@ def _progress(run: Run, changes: int) -> AbstractContextManager[None]:
 
 def restored(run: Run) -> None:
     """Say that the queue was restored from a backup: the last step of a restore."""
+    from ...address import parse_shards
     from ...store import open_store
 
     if run.address.kind not in ("sqlite", "postgresql", "mysql"):
         raise InvalidURL(
             "it is written down in the queue's database: name that with --url, such as sqlite:///postroom.db"
         )
-    run.refuse_missing(shards=False)
-    with closing(open_store(run.address)) as store:
+    run.refuse_missing()
+    with closing(open_store(run.address, shards=parse_shards(run.shards))) as store:
         made = store.catalog.restored()
     said = f"{run.shown} was restored: streams that have read what it lost will say so"
     answer(run, {"url": run.shown, "incarnation": made}, said)

@@ -50,6 +50,7 @@ __all__ = [
     "listening",
     "make_http",
     "make_kafka",
+    "on_signals",
     "raise_limit",
     "say_serving",
     "serve",
@@ -269,7 +270,7 @@ async def _serve(
     from ...wire.server.server import WireServer
 
     told = asyncio.Event()
-    _on_signals(lambda: _tell(told))
+    on_signals(lambda: _tell(told))
     listening, connections = fit(settings, listening)
     broker = await _open(settings)
     try:
@@ -324,11 +325,14 @@ def make_http(server: WireServer, gatekeeper: Gatekeeper, settings: ServeSetting
     try:
         import postroom.http.server  # noqa: F401
 
+        from ...console.pages import add_console
         from ...http.app import make_app
     except UsageError as missing:
         log.info("no HTTP: %s; http_port = 0 says that this is meant", missing)
         return None
-    return make_app(server.broker, gatekeeper, server=server)
+    app = make_app(server.broker, gatekeeper, server=server)
+    add_console(app)
+    return app
 
 
 async def start_http(
@@ -385,7 +389,8 @@ async def _open(settings: ServeSettings) -> Servable:
     return measured(broker) if settings.http_port else broker  # /metrics shows what it counts
 
 
-def _on_signals(tell: Callable[[], None]) -> None:
+def on_signals(tell: Callable[[], None]) -> None:
+    """Call this at each signal that asks the process to end."""
     import asyncio
     import signal
 
@@ -469,6 +474,7 @@ def _http_url(settings: ServeSettings, port: int) -> str:
 async def show_first_token(broker: Servable, url: str, *, as_json: bool) -> None:
     """The very first start makes a principal for whoever started it, and shows its token once."""
     from ...broker.access import new_token
+    from ...endpoint.asker import asker
     from ...model.access import ALL, Principal, hash_of
 
     access = broker.store.access
@@ -476,7 +482,8 @@ async def show_first_token(broker: Servable, url: str, *, as_json: bool) -> None
         return
     token = new_token()
     with suppress(PrincipalExists):  # another broker was started in the same moment, and shows its own
-        await broker.in_thread(access.add, Principal("admin", ALL), hash_of(token))
+        add = partial(access.add, by=asker())
+        await broker.in_thread(add, Principal("admin", ALL), hash_of(token))
         try:
             _show_token(url, token, as_json=as_json)
         except OSError:  # nobody reads our stdout

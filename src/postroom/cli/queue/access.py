@@ -66,12 +66,13 @@ def add(
 ) -> None:
     """Make a principal; its token is shown once."""
     from ...broker.access import new_token
+    from ...endpoint.asker import asker
     from ...model.access import Principal, check_principal, hash_of, parse_permissions
 
     principal = Principal(check_principal(name), parse_permissions(allow or ()))
     token = None if no_token else new_token()
     with _access(run, create=True) as access:
-        made = access.add(principal, "" if token is None else hash_of(token))
+        made = access.add(principal, "" if token is None else hash_of(token), by=asker())
     if not run.json:
         typer.echo(f"created principal {name}; it may {_permissions(made) or 'do nothing yet'}")
     _show_token(run, made, token)
@@ -93,12 +94,13 @@ def revoke(run: Run, name: Name, permissions: Permissions) -> None:
 def rotate(run: Run, name: Name) -> None:
     """Make a new token for a principal and show it once; the old one ends."""
     from ...broker.access import new_token
+    from ...endpoint.asker import asker
     from ...model.access import hash_of
 
     token = new_token()
     with _access(run) as access:
         found = _find(access, name)
-        access.put(found, hash_of(token))
+        access.put(found, hash_of(token), by=asker())
     if not run.json:
         typer.echo(f"principal {name} has a new token; the old one ends ({_SOON})")
     _show_token(run, found, token)
@@ -107,12 +109,14 @@ def rotate(run: Run, name: Name) -> None:
 @command(app, "remove")
 def remove(run: Run, name: Name, yes: Yes = False) -> None:
     """Remove a principal; its token ends."""
+    from ...endpoint.asker import asker
+
     with _access(run) as access:
         found = _find(access, name)
         counted = f"its token ends, and with it: {_permissions(found) or 'nothing'}"
         facts: dict[str, int | str] = {"principal": name}
         agreed(run, f"remove principal {name!r}", facts, yes=yes, dry_run=False, counted=counted)
-        access.remove(name)
+        access.remove(name, by=asker())
     answer(run, {"principal": name, "removed": True}, f"removed principal {name} ({_SOON})")
 
 
@@ -125,14 +129,22 @@ def give_query(
     name: Name,
 ) -> None:
     """Give what a job stages and publishes to another principal, which goes on with it."""
+    from ...config import DEFAULTS
+    from ...endpoint.asker import asker
+    from ...model.audit import DONE
+
     with _opened(run) as store:
         _find(store.access, name)
         if not store.staging.give(query, name):
             raise UsageError(f"nobody has staged or decided anything as {query[:120]!r}: look at the name")
+        by, asked = asker(), {"query": query}
+        id = store.audit.begin(by, "give_query", "", name, asked, None, DEFAULTS.audit_entries)
+        store.audit.end(id, DONE, None, None)
     answer(run, {"query": query, "principal": name}, f"query {query} belongs to principal {name}")
 
 
 def _permit(run: Run, name: str, granted: Sequence[str], revoked: Sequence[str]) -> None:
+    from ...endpoint.asker import asker
     from ...model.access import parse_permissions
 
     more, less = parse_permissions(granted), parse_permissions(revoked)
@@ -141,7 +153,7 @@ def _permit(run: Run, name: str, granted: Sequence[str], revoked: Sequence[str])
         if lacking:
             have = _permissions(_find(access, name)) or "none"
             raise UsageError(f"principal {name!r} was not granted {', '.join(lacking)}; it has: {have}")
-        changed = access.permit(name, more, less)
+        changed = access.permit(name, more, less, by=asker())
     said = f"principal {name} may {_permissions(changed) or 'do nothing'} ({_SOON})"
     answer(run, _fields(changed), said)
 

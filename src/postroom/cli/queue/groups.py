@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     from postroom import Connection, GroupInfo, Lag, PartitionLag, ResetPlan
 
     from ...endpoint.values import PartitionReset
+    from ...model.policy.settings import Mode as GroupMode
     from ...model.policy.slow_lane import LanePolicy
 
 __all__ = ["app", "find_group"]
 
-app = family("group", "Create, list, pause, reset and delete groups.")
+app = family("group", "Create, list, pause, reset, convert and delete groups.")
 
 Force = Annotated[bool, typer.Option("--force", help="Also while members are using it.")]
 
@@ -169,15 +170,7 @@ async def reset(
         before = (await mq.lag(topic, group)).total
         plan = await mq.reset(topic, group, to=target, dry_run=True)
         losses: Losses = {"topic": topic, "group": group, "to": to, "behind": before.messages}
-        if not agreed(
-            run,
-            f"reset group {group!r} to {to}",
-            {**losses, **_moved(plan)},
-            yes=yes,
-            dry_run=dry_run,
-            counted=_counted(plan),
-            detail=lambda: show.console().print(_moves(plan)),
-        ):
+        if not _agreed_to(run, f"reset group {group!r} to {to}", losses, plan, yes=yes, dry_run=dry_run):
             return
         done = await mq.reset(topic, group, to=target, force=force)
         after = (await mq.lag(topic, group)).total
@@ -189,15 +182,45 @@ async def reset(
         typer.echo(f"reset group {group} to {to}: {_counted(done)}; {waiting} waiting for it")
 
 
+@command(app, "convert")
+async def convert(
+    run: Run,
+    topic: Topic,
+    group: Group,
+    to: Annotated[
+        str, typer.Option("--to", help="kafka: for Kafka clients; shared or ordered: for native ones.")
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Even if dead letters and retries are lost.")
+    ] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Make a group one of Kafka clients, or a native one: it goes on where it was.
+
+    Nobody may be using it.
+    """
+    mode = cast("GroupMode", to)
+    async with run.connect() as mq:
+        await find_group(mq, topic, group)
+        plan = await mq.convert_group(topic, group, mode, force=force, dry_run=True)
+        losses: Losses = {"topic": topic, "group": group, "to": to}
+        if not _agreed_to(run, f"convert group {group!r} to {to}", losses, plan, yes=yes, dry_run=dry_run):
+            return
+        done = await mq.convert_group(topic, group, mode, force=force)
+    answer(run, {"converted": True, **losses, **_moved(done)}, f"group {group} is {to} now: {_counted(done)}")
+
+
 @command(app, "delete")
 async def delete(
     run: Run, topic: Topic, group: Group, force: Force = False, yes: Yes = False, dry_run: DryRun = False
 ) -> None:
     """Delete a group: its progress and its dead letters; the topic's messages stay."""
     async with run.connect() as mq:
-        await find_group(mq, topic, group)
+        found = await find_group(mq, topic, group)
         waiting = (await mq.lag(topic, group)).total.messages
-        dead = len(await mq.dead_letters(topic, group))
+        has_letters = found.settings.mode != "kafka"
+        dead = len(await mq.dead_letters(topic, group)) if has_letters else 0
         losses: Losses = {"topic": topic, "group": group, "behind": waiting, "dead_letters": dead}
         behind = f"its progress ({show.messages(waiting)} waiting)"
         counted = f"{behind} and {show.dead_letters(dead)} will be lost"
@@ -205,6 +228,19 @@ async def delete(
             return
         await mq.delete_group(topic, group, force=force)
     answer(run, {"deleted": True, **losses}, f"deleted group {group} of topic {topic}")
+
+
+def _agreed_to(run: Run, deed: str, losses: Losses, plan: ResetPlan, *, yes: bool, dry_run: bool) -> bool:
+    """Whether to do it, asked with what comes again and what is skipped, partition by partition."""
+    return agreed(
+        run,
+        deed,
+        {**losses, **_moved(plan)},
+        yes=yes,
+        dry_run=dry_run,
+        counted=_counted(plan),
+        detail=lambda: show.console().print(_moves(plan)),
+    )
 
 
 def _moved(plan: ResetPlan) -> dict[str, Any]:
@@ -266,6 +302,8 @@ def _assigned(lag: Lag) -> dict[str, int]:
 
 def _lines(one: tuple[GroupInfo, Lag]) -> list[tuple[str, str]]:
     info, settings, ordered = one[0], one[0].settings, one[0].settings.mode == "ordered"
+    if settings.mode == "kafka":  # the rest is its clients' affair
+        return [("mode", "kafka"), ("generation", str(info.generation)), ("state", _state(info))]
     holding = [("max hold", show.age(settings.max_hold_ms))] if ordered else []
     return [
         ("mode", f"ordered by {settings.order}" if ordered else settings.mode),

@@ -1,8 +1,9 @@
 """`postroom lag`: how far groups are behind (R43), for people, dashboards and monitors.
 
 One group is shown by partition, with who holds it if the group is ordered, whether it is sealed, and what is
-to be read before it; a broadcast group by member. A threshold that is crossed is exit code 3, and the line on
-stderr says which group crossed which.
+to be read before it; a broadcast group by member. "waited" is how long what was read last had waited, "p50"
+and "p95" how long half and 95 in 100 of what was first read in the last minutes had, at most. A threshold
+that is crossed is exit code 3, and the line on stderr says which group crossed which.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from ...units import duration_ms, format_bytes, format_duration
-from ..framework import exits, show
+from ..framework import exits, names, show
 from ..framework.command import Run
 from ..framework.options import AnyTopic, seconds
 from ..framework.show import View, keep_showing
@@ -32,7 +33,11 @@ async def lag(
     topic: AnyTopic = None,
     group: Annotated[
         str | None,
-        typer.Argument(help="Only this group: by partition, or by member.", show_default=False),
+        typer.Argument(
+            help="Only this group: by partition, or by member.",
+            show_default=False,
+            autocompletion=names.groups,
+        ),
     ] = None,
     max_age: Annotated[
         str | None,
@@ -40,6 +45,10 @@ async def lag(
     ] = None,
     max_messages: Annotated[
         int | None, typer.Option(min=0, help="Exit 3 if more messages are waiting for a group.")
+    ] = None,
+    max_wait: Annotated[
+        str | None,
+        typer.Option(help="Exit 3 if of late 5 in 100 waited longer until first read.", show_default=False),
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it, until Ctrl-C.")] = False,
     interval: Annotated[str, typer.Option(help="With --watch: how often.")] = "1s",
@@ -50,6 +59,7 @@ async def lag(
         return _render(topic, lags, by_partition=group is not None and len(lags) == 1)
 
     oldest_ms = None if max_age is None else duration_ms(max_age, name="--max-age")
+    wait_ms = None if max_wait is None else duration_ms(max_wait, name="--max-wait")
     every_s = max(0.05, seconds(interval, name="--interval"))
     async with run.connect() as mq:
         if watch:
@@ -63,7 +73,7 @@ async def lag(
         show.json_line(_all_fields(lags))
     else:
         show.console().print(render(lags))
-    if crossed := _crossed(lags, oldest_ms, max_messages):
+    if crossed := _crossed(lags, oldest_ms, max_messages, wait_ms):
         exits.say_error("threshold_crossed", crossed, as_json=run.json)
         raise typer.Exit(exits.CROSSED)
 
@@ -158,8 +168,8 @@ def _all_fields(lags: list[Lag]) -> list[dict[str, Any]]:
 
 
 def _edges(part: PartitionLag) -> dict[str, Any]:
-    names = ("topic", "partition", "committed", "end", "holder", "sealed", "waits_for")
-    return {name: getattr(part, name) for name in names}
+    shown = ("topic", "partition", "committed", "end", "holder", "sealed", "waits_for")
+    return {name: getattr(part, name) for name in shown}
 
 
 def _numbers(part: PartitionLag) -> dict[str, Any]:
@@ -171,6 +181,8 @@ def _numbers(part: PartitionLag) -> dict[str, Any]:
         "stopped_age_ms": part.stopped_age_ms,
         "oldest_age_ms": part.oldest_age_ms,
         "first_wait_ms": part.first_wait_ms,
+        "first_wait_p50_ms": part.first_wait_p50_ms,
+        "first_wait_p95_ms": part.first_wait_p95_ms,
         "arrival_per_s": round(part.arrival_per_s, 1),
         "drain_per_s": round(part.drain_per_s, 1),
         "drain_eta_s": None if part.drain_eta_s is None else round(part.drain_eta_s, 1),
@@ -190,6 +202,9 @@ _LINE: View[_Line] = View(
         "bytes": lambda line: format_bytes(line[1].bytes),
         "unsettled": lambda line: show.count(line[1].unsettled),
         "oldest": lambda line: show.age(line[1].oldest_age_ms),
+        "waited": lambda line: show.age(line[1].first_wait_ms),
+        "p50": lambda line: show.wait(line[1].first_wait_p50_ms),
+        "p95": lambda line: show.wait(line[1].first_wait_p95_ms),
         "in": lambda line: show.rate(line[1].arrival_per_s),
         "out": lambda line: show.rate(line[1].drain_per_s),
         "drained in": lambda line: _eta(line[1]),
@@ -197,11 +212,23 @@ _LINE: View[_Line] = View(
         "holder": lambda line: line[1].holder or "–",
         "state": _state,
     },
-    numbers=("behind", "bytes", "unsettled", "oldest", "in", "out", "drained in", "stopped"),
+    numbers=(
+        "behind",
+        "bytes",
+        "unsettled",
+        "oldest",
+        "waited",
+        "p50",
+        "p95",
+        "in",
+        "out",
+        "drained in",
+        "stopped",
+    ),
 )
 
 
-def _crossed(lags: list[Lag], oldest_ms: int | None, most: int | None) -> str:
+def _crossed(lags: list[Lag], oldest_ms: int | None, most: int | None, wait_ms: int | None = None) -> str:
     """Say which groups are over which limit; empty if none is."""
     found = []
     for lag in lags:
@@ -209,6 +236,10 @@ def _crossed(lags: list[Lag], oldest_ms: int | None, most: int | None) -> str:
         if oldest_ms is not None and age_ms > oldest_ms:
             old = f"the oldest waiting message is {format_duration(age_ms)} old"
             found.append(f"group {lag.group}: {old} (limit {format_duration(oldest_ms)})")
+        p95_ms = lag.total.first_wait_p95_ms
+        if wait_ms is not None and p95_ms is not None and p95_ms > wait_ms:
+            long = f"of late 5 in 100 messages waited {format_duration(p95_ms)} or longer until first read"
+            found.append(f"group {lag.group}: {long} (limit {format_duration(wait_ms)})")
         if most is not None and lag.total.messages > most:
             found.append(
                 f"group {lag.group}: {show.messages(lag.total.messages, 'is', 'are')} waiting "

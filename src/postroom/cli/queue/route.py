@@ -23,7 +23,7 @@ from ...address import FIRST_SHARD
 from ...config import DEFAULTS
 from ...errors import InvalidSetting, PostroomError, RouteConflict, StoreUnavailable
 from ...units import format_duration
-from ..framework import exits, show
+from ..framework import exits, names, show
 from ..framework import terminal as ask
 from ..framework.command import Run, command, family
 from ..framework.options import Topic
@@ -325,6 +325,7 @@ async def move(
             metavar="SHARD",
             help="The shard it goes to; else the one with the fewest partitions.",
             show_default=False,
+            autocompletion=names.shards,
         ),
     ] = None,
     dry_run: DryRun = False,

@@ -21,7 +21,7 @@ from ...config import DEFAULTS
 from ...errors import CatalogError, StoreError, StoreUnavailable
 from ...model.topology.names import REDRIVE_GROUP
 from ...units import format_duration
-from ..framework import show
+from ..framework import names, show
 from ..framework.command import Run, command, family
 from ..framework.show import View, answer
 from ..framework.terminal import Yes, agreed
@@ -33,7 +33,10 @@ __all__ = ["app"]
 
 app = family("shard", "List the databases of a queue; take one out for maintenance.")
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The shard.", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="The shard.", show_default=False, autocompletion=names.shards),
+]
 
 
 @command(app, "list")

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...errors import CatalogError, PermissionDenied
-from ...model.topology.names import REDRIVE_GROUP, base_of, dead_topic
+from ...errors import CatalogError
+from ...model.topology.names import base_of, dead_topic
 from ...units import format_duration
 from ..framework import exits, show
 from ..framework.command import Run
 from ..framework.options import seconds
 from ..framework.show import View, keep_showing
+from ..messages.dead import dead_letter_count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -105,19 +106,11 @@ async def _lines(mq: Connection, topic: TopicInfo, names: set[str]) -> list[_Lin
                 lag = (await mq.lag(topic.name, group.name)).total
             except CatalogError:
                 continue
-            dead = await _dead(mq, topic.name, group.name, names)
+            dead = 0
+            if dead_topic(topic.name, group.name) in names:
+                dead = await dead_letter_count(mq, topic.name, group.name)
             found.append(_Line(topic, group, lag, live[group.name], dead))
     return found or [_Line(topic)]
-
-
-async def _dead(mq: Connection, topic: str, group: str, names: set[str]) -> int:
-    letters = dead_topic(topic, group)
-    if letters not in names:
-        return 0
-    try:
-        return (await mq.lag(letters, REDRIVE_GROUP)).total.messages
-    except (CatalogError, PermissionDenied):
-        return 0
 
 
 # ---- what is wrong ----
@@ -197,6 +190,9 @@ def _line_fields(line: _Line) -> dict[str, Any]:
         "members": line.members,
         "behind": None if lag is None else lag.messages,
         "oldest_age_ms": None if lag is None else lag.oldest_age_ms,
+        "first_wait_ms": None if lag is None else lag.first_wait_ms,
+        "first_wait_p50_ms": None if lag is None else lag.first_wait_p50_ms,
+        "first_wait_p95_ms": None if lag is None else lag.first_wait_p95_ms,
         "arrival_per_s": None if lag is None else round(lag.arrival_per_s, 1),
         "drain_per_s": None if lag is None else round(lag.drain_per_s, 1),
         "dead_letters": line.dead,
@@ -219,11 +215,25 @@ _LINE: View[_Line] = View(
         "members": lambda line: str(line.members),
         "behind": _of_lag(lambda lag: show.count(lag.messages)),
         "oldest": _of_lag(lambda lag: show.age(lag.oldest_age_ms)),
+        "waited": _of_lag(lambda lag: show.age(lag.first_wait_ms)),
+        "p95": _of_lag(lambda lag: show.wait(lag.first_wait_p95_ms)),
         "in": _of_lag(lambda lag: show.rate(lag.arrival_per_s)),
         "out": _of_lag(lambda lag: show.rate(lag.drain_per_s)),
         "dead": lambda line: show.count(line.dead),
         "stopped": _of_lag(lambda lag: show.count(lag.stopped)),
         "state": _state,
     },
-    numbers=("messages", "delayed", "members", "behind", "oldest", "in", "out", "dead", "stopped"),
+    numbers=(
+        "messages",
+        "delayed",
+        "members",
+        "behind",
+        "oldest",
+        "waited",
+        "p95",
+        "in",
+        "out",
+        "dead",
+        "stopped",
+    ),
 )

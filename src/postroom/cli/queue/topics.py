@@ -68,6 +68,10 @@ async def create(
     kafka_partitions: Annotated[
         int | None, typer.Option(help="For Kafka clients: so many partitions, which stay for ever.")
     ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(help="With it, whose rule gives a key its partition: postroom, java or librdkafka."),
+    ] = None,
     exist_ok: Annotated[
         bool, typer.Option("--exist-ok", help="Fine if it is there already, with what is asked for.")
     ] = False,
@@ -76,7 +80,7 @@ async def create(
     check_topic(topic)  # before a file is made for it
     kept = _kept_wish(retention, retention_bytes, keep, drop_settled)
     limited = _limits_wish(dedup_window, max_backlog, max_backlog_bytes)
-    made = {"partitions": partitions, "storage": storage, "kafka_partitions": kafka_partitions}
+    made = {"partitions": partitions, "storage": storage, "kafka_partitions": kafka_partitions, "keys": keys}
     settings = _asked({**made, **kept, **limited})
     async with run.connect(create=True) as mq:
         info = await mq.create_topic(topic, exist_ok=exist_ok, **settings)
@@ -209,6 +213,8 @@ def _fields(info: TopicInfo) -> dict[str, Any]:
         "dedup_window_ms": settings.dedup_ms,
         "max_backlog": settings.max_backlog,
         "max_backlog_bytes": settings.max_backlog_bytes,
+        "kafka_partitions": settings.kafka_partitions,
+        "keys": settings.keys,
         "created_at": show.moment(info.created_at),
         "internal": info.internal,
     }
@@ -226,6 +232,11 @@ def _lines(info: TopicInfo) -> list[tuple[str, str]]:
         ("drop settled", "yes" if settings.drop_settled else "no"),
         ("dedup window", show.age(settings.dedup_ms)),
         ("max backlog", _backlog(info)),
+        *(
+            [("for Kafka clients", f"yes, keys by the rule of {settings.keys}")]
+            if settings.kafka_partitions
+            else []
+        ),
         ("created", show.moment(info.created_at)),
         ("groups", _names(info)),
     ]

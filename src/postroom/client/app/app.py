@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
 from ...address import parse, shards_named
 from ...errors import UnknownTopic, UsageError
+from ...metrics import Metrics
 from ...model.delivery.retry import Backoff
 from ...model.policy.recurrence import Missed
 from ...model.policy.settings import Exhausted, Mode
@@ -39,8 +40,19 @@ from ..consumer.driven import DrivenConsumer
 from ..consumer.reading import Position
 from ..message import Receipt, Received, Value
 from .call import Middleware, middleware_of, refuse_unused
+from .figures import HandlersFigures
 from .recurring import Recurring, Ticker, make_recurring, prepare
-from .subscription import AckMode, Batch, MissedHook, Subscription, make_reply, make_subscription, merged
+from .subscription import (
+    AckMode,
+    Batch,
+    MissedHook,
+    Subscription,
+    chosen,
+    make_reply,
+    make_subscription,
+    merged,
+    with_concurrency,
+)
 from .supervisor import AppHealth, Keeper
 from .task import HandlerOptions, Registering, RegisteringLists, RunOptions, SendOptions, Task, Ways
 from .worker import ErrorHook, Worker
@@ -83,6 +95,8 @@ class App:
         self._runs: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
         self._ways = Ways(self)
+        self._figures = HandlersFigures()
+        self._trouble: str | None = None  # why it is not running yet, though it was started
 
     def use(self, url: str, *, shards: Mapping[str, str] | None = None) -> None:
         """Run on that queue instead of the app's own, as `postroom worker --url` does; before it is started.
@@ -104,6 +118,29 @@ class App:
         kept = {name: value for name, value in self._options.items() if name in ("client_id", "clock")}
         self._url, self._options = url, {**kept, **({"shards": shards} if shards else {})}
 
+    def configure(
+        self, *, only: Iterable[str] = (), concurrency: int | None = None, metrics: bool | None = None
+    ) -> None:
+        """Change how the app runs, as the options of `postroom worker` do; before it is started.
+
+        `only`: handlers by name, and no others. `concurrency` is for all of them but recurring ones.
+        `metrics` counts what its embedded queue does.
+        """
+        if self.running:
+            raise UsageError("the app runs already: configure it before it is started")
+        if names := list(only):
+            self._subscriptions = chosen(self._subscriptions, names)
+            topics = {one.topic for one in self._subscriptions}
+            self._schedules = [one for one in self._schedules if one.topic in topics]
+        if concurrency is not None:
+            recurring = {one.topic for one in self._schedules}
+            self._subscriptions = [
+                one if one.topic in recurring else with_concurrency(one, concurrency)
+                for one in self._subscriptions
+            ]
+        if metrics is not None and not isinstance(self._url, Connection):
+            self._options = {**self._options, "metrics": metrics}
+
     def _reached(self) -> tuple[str, dict[str, Any]]:
         """The address of the app's queue, and the options to connect with."""
         assert not isinstance(self._url, Connection)
@@ -116,6 +153,11 @@ class App:
                 "as in postroom.App('sqlite:///orders.db')"
             )
         return url, {**({"shards": shards} if shards else {}), **self._options}
+
+    @property
+    def _on_file(self) -> bool:
+        """Whether its queue is a file of this machine."""
+        return not isinstance(self._url, Connection) and parse(self._reached()[0]).path is not None
 
     # ---- what is to be handled ----
 
@@ -404,7 +446,18 @@ class App:
     def health(self) -> AppHealth:
         """How each handler is doing, and each recurring schedule; may be called from any thread."""
         found = [*(keeper.health for keeper in self._keepers), *(ticker.health for ticker in self._tickers)]
-        return AppHealth(self.running, tuple(found))
+        return AppHealth(self.running, tuple(found), self._trouble)
+
+    async def metrics(self, *, groups: bool = True) -> Metrics:
+        """Return what handlers did, and the figures of the app's queue: see `postroom.metrics`.
+
+        An app that counts what its embedded queue does is made with `App(url, metrics=True)`.
+        """
+        running = {(one.topic, one.group): float(one.state == "running") for one in self.health().handlers}
+        own = tuple(self._figures.families(running.items()))
+        if self._connection is None:
+            return Metrics(own)
+        return Metrics((*own, *(await self._connection.metrics(groups=groups)).families))
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -501,6 +554,7 @@ class App:
             on_error=self._on_error,
             fraction=self._fraction,
             middleware=self._middleware,
+            figures=self._figures,
         )
 
     def _for_threads(self, target: Received | Connection) -> Any:

@@ -10,20 +10,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import itertools
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from difflib import get_close_matches
 from pathlib import Path
+from time import monotonic
 from types import ModuleType
 from typing import Any
 
-from ...errors import UsageError
+from ...backoff import SLOW
+from ...config import DEFAULTS
+from ...errors import PostroomError, UsageError
 from ...sync.portal import loop_factory
 from .app import App
 
-__all__ = ["find", "load_app", "run"]
+__all__ = ["Beside", "find", "load_app", "run"]
 
 log = logging.getLogger("postroom.app")
 
@@ -37,25 +42,36 @@ def load_app(target: str) -> App:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run(app: App, *, create: bool = False) -> None:
+Beside = Callable[[App], AbstractAsyncContextManager[Callable[[], None]]]
+"""What runs beside an app, from before its start to its end; it yields what is called once it has started."""
+
+
+def run(app: App, *, create: bool = False, beside: Beside | None = None) -> None:
     """Run the app as a program until a signal comes; with `create`, its missing topics are created.
 
-    The first SIGINT or SIGTERM lets handlers end (within the app's grace), the second hands back what they
-    are at. Must never leave the process's signal handlers changed.
+    A queue that cannot be reached is waited for. The first SIGINT or SIGTERM lets handlers end (within the
+    app's grace), the second hands back what they are at. Must never leave the process's signal handlers
+    changed.
     """
     if not app.subscriptions and not app.outboxes:
         raise UsageError("the app has no handlers: register some with @app.subscribe(…)")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_run(app, create))
+        runner.run(_run(app, create, beside or _nothing))
 
 
-async def _run(app: App, create: bool) -> None:
-    told = 0
+@contextlib.asynccontextmanager
+async def _nothing(app: App) -> AsyncIterator[Callable[[], None]]:
+    yield lambda: None
+
+
+async def _run(app: App, create: bool, beside: Beside) -> None:
+    told, ending = 0, asyncio.Event()
     stopping: list[asyncio.Task[None]] = []
 
     def tell() -> None:
         nonlocal told
         told += 1
+        ending.set()
         log.info(
             "shutting down; waiting for running handlers"
             if told == 1
@@ -64,14 +80,59 @@ async def _run(app: App, create: bool) -> None:
         stopping.append(asyncio.create_task(app.stop(None if told == 1 else 0)))
 
     with _signals(tell):
-        await app.start(create=create)
-        relaying = [f"the relay of {outbox.table.name}" for outbox, _, _ in app.outboxes]
-        log.info("running %s", ", ".join([*(one.name for one in app.subscriptions), *relaying]))
+        async with beside(app) as started:
+            if await _started(app, create, ending):
+                started()
+                await _until_stopped(app, stopping)
+
+
+async def _until_stopped(app: App, stopping: list[asyncio.Task[None]]) -> None:
+    relaying = [f"the relay of {outbox.table.name}" for outbox, _, _ in app.outboxes]
+    log.info("running %s", ", ".join([*(one.name for one in app.subscriptions), *relaying]))
+    try:
+        await app.wait()
+    finally:
+        await app.stop()
+        await asyncio.gather(*stopping)
+
+
+async def _started(app: App, create: bool, ending: asyncio.Event) -> bool:
+    """Start the app, and wait for a queue that cannot be reached; False: a signal came first.
+
+    A file is not waited for: one that cannot be opened is a mistake in its name, or in its rights.
+    """
+    told = _Told(DEFAULTS.tuning.client.queue_told_s)
+    for tries in itertools.count(1):
         try:
-            await app.wait()
-        finally:
-            await app.stop()
-            await asyncio.gather(*stopping)
+            await app.start(create=create)
+        except PostroomError as error:
+            if not error.retriable or app._on_file:
+                raise
+            app._trouble = f"the queue cannot be reached ({error.code}); it is tried again"
+            pause_s = SLOW.after(tries)
+            told.tell(f"the queue cannot be reached: {error}; it is tried again until it can")
+        else:
+            app._trouble = None
+            if ending.is_set():
+                await app.stop()
+            return not ending.is_set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(ending.wait(), pause_s)
+        if ending.is_set():
+            return False
+    raise AssertionError("it is tried again for ever")
+
+
+class _Told:
+    """Warns of what is new, and again of the same after a while."""
+
+    def __init__(self, again_s: float) -> None:
+        self._again_s, self._said, self._at = again_s, "", 0.0
+
+    def tell(self, said: str) -> None:
+        if said != self._said or monotonic() - self._at > self._again_s:
+            self._said, self._at = said, monotonic()
+            log.warning("%s", said)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,16 @@ from ...backoff import SLOW
 from ...config import DEFAULTS
 from ...errors import InvalidName, InvalidSetting, PostroomError, UnknownTopic, UsageError
 from ...model.delivery.retry import Backoff
-from ...model.policy.recurrence import Cadence, Missed, cron, due, interval
+from ...model.policy.recurrence import (
+    CADENCE_HEADER,
+    RUNS_GROUP,
+    RUNS_PREFIX,
+    Cadence,
+    Missed,
+    cron,
+    due,
+    interval,
+)
 from ...model.policy.settings import Start
 from ...model.topology.names import check_group
 from ...tasks import end
@@ -38,8 +47,7 @@ from .supervisor import HandlerHealth, Standing, is_final
 __all__ = ["GROUP", "Recurring", "Ticker", "make_recurring", "prepare"]
 
 
-GROUP = "every"
-_PREFIX = "every."
+GROUP = RUNS_GROUP
 _REMEMBERED = "1d"  # ids of ticks; who is later than this looks into the topic first
 _KEPT = "256KB"  # about a thousand runs
 _ZONE = "UTC"
@@ -57,7 +65,7 @@ class Recurring:
     @property
     def topic(self) -> str:
         """Where its runs are."""
-        return _PREFIX + self.name
+        return RUNS_PREFIX + self.name
 
     def next(self, after: datetime | None = None) -> datetime:
         """Its first tick after a moment, or after now."""
@@ -200,7 +208,6 @@ def _tick(value: bytes, zone: tzinfo) -> datetime:
 
 log = logging.getLogger("postroom.app")
 
-_CADENCE = "cadence"  # the header of a run that says of which cadence it is
 _PAST = datetime.fromtimestamp(1, UTC)
 
 
@@ -259,7 +266,7 @@ class Ticker:
 
     async def _send(self, tick: int) -> None:
         name, text = self._recurring.name, _iso(tick)
-        headers = {_CADENCE: self._recurring.cadence.text}
+        headers = {CADENCE_HEADER: self._recurring.cadence.text}
         await self._mq.send(self._recurring.topic, text.encode(), headers=headers, id=f"{name}@{text}")
 
     async def _begin(self, now: int) -> int:
@@ -267,7 +274,7 @@ class Ticker:
         last, ours = await self._recorded(now)
         if ours:
             return last
-        headers = {_CADENCE: self._recurring.cadence.text}
+        headers = {CADENCE_HEADER: self._recurring.cadence.text}
         await self._mq.send(self._recurring.topic, _iso(now).encode(), headers=headers, expires=_PAST)
         return now
 
@@ -284,7 +291,7 @@ class Ticker:
             end=None, partition=None, follow=False, expired=True,
         )  # fmt: skip
         async for message in reading.messages():
-            cadence, tick = message.headers.get(_CADENCE), _tick_of(message)
+            cadence, tick = message.headers.get(CADENCE_HEADER), _tick_of(message)
             if cadence is None or tick is None:
                 continue  # sent by hand
             if message.timestamp >= newest[0]:

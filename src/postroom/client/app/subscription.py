@@ -45,11 +45,13 @@ __all__ = [
     "Batch",
     "MissedHook",
     "Subscription",
+    "chosen",
     "make_reply",
     "make_subscription",
     "merged",
     "smallest_window",
     "window_for",
+    "with_concurrency",
 ]
 
 
@@ -230,6 +232,34 @@ def _refuse_unlike(one: Subscription, other: Subscription, name: str, mine: obje
         f"{one.handler.name} has {name}={mine!r} and {other.handler.name} has {name}={others!r}: tasks of "
         "one topic and group share it; give both the same, or one of them another group"
     )
+
+
+def chosen(all: Sequence[Subscription], names: Sequence[str]) -> list[Subscription]:
+    """Return the handlers with these names: the function's, the task's, or topic/group.
+
+    Tasks that share a topic and group are chosen together: who reads for the group reads for all of them, and
+    a message for a task that is not there would be a dead letter. UsageError says so, or which there are.
+    """
+    known = [{one.handler.name, one.task, f"{one.topic}/{one.group}"} for one in all]
+    for name in names:
+        if not any(name in each for each in known):
+            there = ", ".join(dict.fromkeys(one.handler.name for one in all)) or "none"
+            raise UsageError(f"there is no handler {name!r}: the app has {there}")
+    found = [one for one, each in zip(all, known, strict=True) if each & set(names)]
+    for one in all:
+        if one not in found and not one.broadcast:
+            for other in found:
+                if (one.topic, one.group) == (other.topic, other.group):
+                    raise UsageError(
+                        f"{other.handler.name} shares topic {one.topic!r} and group {one.group!r} with "
+                        f"{one.handler.name}: choose both, or {one.topic}/{one.group} for all of them"
+                    )
+    return found
+
+
+def with_concurrency(one: Subscription, concurrency: int) -> Subscription:
+    """Return the same handler, so many times at once."""
+    return replace(one, concurrency=_whole("concurrency", concurrency))
 
 
 def smallest_window(subscription: Subscription) -> int:

@@ -85,6 +85,7 @@ class AppHealth:
 
     running: bool  # between start() and stop()
     handlers: tuple[HandlerHealth, ...]
+    error: str | None = None  # what the app as a whole waits for: its queue
 
     @property
     def ok(self) -> bool:
@@ -94,7 +95,8 @@ class AppHealth:
     def as_dict(self) -> dict[str, Any]:
         """For an answer in JSON."""
         handlers = [{**asdict(one), "since": one.since.isoformat()} for one in self.handlers]
-        return {"ok": self.ok, "running": self.running, "handlers": handlers}
+        why = {} if self.error is None else {"error": self.error}
+        return {"ok": self.ok, "running": self.running, **why, "handlers": handlers}
 
 
 def may_mend(error: BaseException) -> bool:

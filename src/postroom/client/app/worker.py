@@ -33,6 +33,7 @@ from ..consumer.driven import DrivenConsumer
 from ..message import Received
 from ..tracing import unfit
 from .call import Caller, Middleware, being_cancelled
+from .figures import HandlerFigures, HandlersFigures
 from .handler import ACK, RELEASE, Dead, Failed, Outcome, RetryLater, outcome_of, own_frames
 from .subscription import Subscription, window_for
 
@@ -52,6 +53,7 @@ class _Task:
 
     subscription: Subscription
     caller: Caller
+    figures: HandlerFigures
 
 
 class Worker:
@@ -64,6 +66,7 @@ class Worker:
         on_error: ErrorHook | None = None,
         fraction: Callable[[], float] = random.random,
         middleware: Sequence[Middleware] = (),
+        figures: HandlersFigures | None = None,
     ) -> None:
         self.subscription = subscription
         self.consumer = consumer
@@ -80,8 +83,9 @@ class Worker:
         self._stopping = False
         self._lanes: list[asyncio.Task[None]] = []
         self._feeder: asyncio.Task[None] | None = None
+        figures = figures or HandlersFigures()
         self._tasks = {
-            one.task: _Task(one, Caller(one, for_thread, middleware))
+            one.task: _Task(one, Caller(one, for_thread, middleware), figures.of(one))
             for one in subscription.tasks or (subscription,)
         }
         self._first = next(iter(self._tasks.values()))
@@ -269,11 +273,15 @@ class Worker:
         bodies, unit = await self._decoded(task, unit)
         if not unit:
             return
+        figures, count, began = task.figures, len(unit), monotonic()
+        figures.began(count)
         try:
             failures = await task.caller.call(bodies, unit)
         except BaseException as gone:  # the lane was cancelled, or the program ends: not an attempt
+            figures.in_flight -= count
             self.consumer.settle(unit, RELEASE)
             raise gone
+        figures.ended(count, monotonic() - began)
         if self.subscription.ack == "after":
             wrong = {id(message) for failed in failures for message in failed.messages}
             self.consumer.settle([m for m in unit if id(m) not in wrong] if wrong else unit, ACK)
@@ -314,6 +322,7 @@ class Worker:
     async def _unfit(self, task: _Task, message: Received, error: Exception) -> None:
         """A message that no handler gets."""
         unfit(task.subscription, message, error)
+        task.figures.handled += 1
         for failed in await task.caller.told([message], error):
             await self._failed(task, failed)
 
@@ -335,6 +344,7 @@ class Worker:
 
     async def _failed(self, task: _Task, failed: Failed) -> None:
         error, unit = failed.error, failed.messages
+        task.figures.failed += len(unit)
         by_attempt: dict[int, list[Received]] = {}
         for message in unit:
             by_attempt.setdefault(message.attempt, []).append(message)

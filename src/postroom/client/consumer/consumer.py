@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
-from ...broker.broker import Broker
+from ...broker.served import embedded
 from ...config import DEFAULTS, Limits
 from ...endpoint.endpoint import Endpoint
 from ...endpoint.values import GroupInfo, Verdict
@@ -260,9 +260,12 @@ class Consumer:
             raise failure
         if not self._previous:
             return
-        runs = [(d, *run) for d, start, stop in runs_of(self._previous) for run in d.open_runs(start, stop)]
-        self._previous = []
-        waiting = self._settler.submit(runs, "ack")
+        previous, self._previous = self._previous, []
+        if len(previous) == 1:
+            waiting = self._settler.ack_soon(previous[0])
+        else:
+            runs = [(d, *run) for d, start, stop in runs_of(previous) for run in d.open_runs(start, stop)]
+            waiting = self._settler.submit(runs, "ack")
         if waiting is not None and waiting.done is not self._acking:
             self._acking = waiting.done
             waiting.done.add_done_callback(self._previous_acked)
@@ -293,7 +296,7 @@ class Consumer:
             who.topic, who.group, self._settings.wish, who.member, who.client, named=self._settings.named
         )
         info: GroupInfo = await self._explain(who.topic, subscribing)
-        if info.made and not isinstance(self._endpoint, Broker):  # a broker here has said so itself
+        if info.made and embedded(self._endpoint) is None:  # a broker here has said so itself
             log.info("%s", info.settings.news(who.topic, who.group))
         self._joined, who.group, who.lease_ms = info, info.name, info.settings.lease_ms
         if info.settings.mode == "ordered":

@@ -3,7 +3,8 @@
 Decides when to ask for more: when half of the window is free or nothing is held, never while a delivery is to
 be settled alone (I14), and not while the broker waits for empty hands. One request is under way at a time; if
 it failed, the very same one is repeated, so that what a lost reply held is not forgotten (I6). Empty hands
-always ask for at least one message, however large (I17).
+always ask for at least one message, however large (I17). Acks that are about to leave go with the poll: it
+waits for those of a handler that is done at once, for a few turns of the event loop and no longer.
 
 The window is about memory, and a poll's bytes are those on the wire, where batches are compressed. So batches
 are opened one by one until the window is full of what they unpack to; the rest of the answer is released,
@@ -26,7 +27,7 @@ from functools import partial
 
 from ...backoff import pause
 from ...endpoint.endpoint import Endpoint
-from ...endpoint.values import Grant, Lease, PollReply, PollRequest
+from ...endpoint.values import Grant, Lease, PollReply, PollRequest, Settle, SettleReply
 from ...errors import CorruptBatch, PostroomError
 from ...model.topology.names import is_lane
 from ..message import Received
@@ -40,6 +41,29 @@ __all__ = ["Chunk", "Fetcher", "Window"]
 log = logging.getLogger("postroom.consumer")
 
 _FOREVER = float("inf")
+_PATIENCE = 3  # rounds of the event loop: the handler, the settler, and one for whoever stands between
+_FEW_IN_FLIGHT = 16  # with more there is no hurry to ask, and handlers take their time
+
+
+class _Taken:
+    """Acks that a poll takes along."""
+
+    __slots__ = ("answer", "bytes", "messages", "parts")
+
+    def __init__(self, parts: Sequence[Settle], runs: Sequence[Run]) -> None:
+        self.parts = parts
+        self.messages = sum([stop - start for _, start, stop in runs])
+        self.bytes = sum([(stop - start) * delivery.bytes_each for delivery, start, stop in runs])
+        self.answer: asyncio.Future[SettleReply | None] = asyncio.get_running_loop().create_future()
+
+    def settled(self, reply: SettleReply) -> None:
+        if not self.answer.done():
+            self.answer.set_result(reply)
+
+    def let_off(self) -> None:
+        """It is not known what became of them: they are to go by themselves."""
+        if not self.answer.done():
+            self.answer.set_result(None)
 
 
 class Chunk:
@@ -85,6 +109,10 @@ class Fetcher:
         self.failure: Exception | None = None
         self.handlers = 1  # so many messages are handled at once
         self.slow: SlowSources | None = None  # attached once the group has slow sources (R42)
+        self._boarding = False  # no poll is under way: the next takes acks along
+        self._taken: _Taken | None = None  # those that it takes
+        if not self.ordered and not on_delivery:
+            settler.take_along = self._take_along
 
     @property
     def expired(self) -> int:
@@ -96,10 +124,16 @@ class Fetcher:
     async def run(self) -> None:
         try:
             while True:
-                await self._may_ask()
-                request = self._request()
-                sent_ms = self._endpoint.now_ms()
-                reply = await self._ask(request)
+                self._boarding = True
+                try:
+                    await self._may_ask()
+                    await self._wait_for_acks()
+                    request = self._request()
+                    sent_ms = self._endpoint.now_ms()
+                    self._boarding = False
+                    reply = await self._ask(request)
+                finally:
+                    self._let_off()
                 if reply is not None:
                     await self._accept(reply, request.token, sent_ms)
         except Exception as error:
@@ -117,17 +151,56 @@ class Fetcher:
                 pass
 
     def _has_room(self) -> bool:
-        in_flight, window = self._in_flight, self._window
         if self._on_delivery:
             return self._wanted > 0 and not self._buffered
+        return self._taken is not None or self._has_room_without(None)
+
+    def _has_room_without(self, taken: _Taken | None) -> bool:
+        """Whether there is room for more once these are settled."""
+        in_flight, window = self._in_flight, self._window
+        messages, size = in_flight.messages, in_flight.bytes
+        if taken is not None:
+            messages, size = messages - taken.messages, size - taken.bytes
         if not in_flight.messages:
             return True
         if in_flight.alone or asyncio.get_running_loop().time() < self._drain_until:
             return False
-        return 2 * in_flight.messages <= window.messages and 2 * in_flight.bytes <= window.bytes
+        return not messages or (2 * messages <= window.messages and 2 * size <= window.bytes)
+
+    # ---- acks that go with a poll ----
+
+    def _take_along(
+        self, parts: Sequence[Settle], runs: Sequence[Run]
+    ) -> asyncio.Future[SettleReply | None] | None:
+        """What the settler asks before it sends acks by themselves."""
+        if not self._boarding or self._taken is not None or self.slow is not None:
+            return None
+        taken = _Taken(parts, runs)
+        if not self._has_room_without(taken):
+            return None
+        self._taken = taken
+        self._in_flight.changed.set()
+        return taken.answer
+
+    async def _wait_for_acks(self) -> None:
+        """A handler that needs no time acks in the turn in which it has the message."""
+        if self._settler.take_along is not None and 0 < self._in_flight.messages <= _FEW_IN_FLIGHT:
+            patience = _PATIENCE
+            while patience and self._taken is None:
+                await asyncio.sleep(0)
+                patience -= 1
+
+    def _let_off(self) -> None:
+        """Acks that the poll has taken along, and that were not stored by it, go on by themselves."""
+        self._boarding = False
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            taken.let_off()
 
     def _request(self) -> PollRequest:
-        in_flight, window = self._in_flight, self._window
+        window, messages, size = self._window, self._in_flight.messages, self._in_flight.bytes
+        if self._taken is not None:
+            messages, size = messages - self._taken.messages, size - self._taken.bytes
         slow = self.slow
         lane_messages = first_room(self.handlers) if slow is None else slow.room
         return PollRequest(
@@ -135,12 +208,12 @@ class Fetcher:
             group=self.who.group,
             member=self.who.member,
             token=secrets.randbits(63) | 1,
-            messages=self._wanted if self._on_delivery else max(1, window.messages - in_flight.messages),
-            bytes=self._asked_bytes(in_flight.bytes),
+            messages=self._wanted if self._on_delivery else max(1, window.messages - messages),
+            bytes=self._asked_bytes(size),
             wait_ms=min(
                 self.who.limits.poll_wait_ms, self.who.lease_ms // 2
             ),  # the lease counts from now (I16)
-            empty_handed=not in_flight.messages,
+            empty_handed=not messages,
             on_delivery=self._on_delivery,
             lane_messages=0 if self._on_delivery else lane_messages,
             lane_version=0 if self._on_delivery or slow is None else slow.view.version,
@@ -155,6 +228,10 @@ class Fetcher:
         tries = 0
         while True:
             try:
+                if self._taken is not None:
+                    if (reply := await self._settle_and_poll(request)) is not None:
+                        return reply
+                    request = replace(request, repeated=True, empty_handed=False)  # who knows what it holds
                 return await (self._endpoint if self.slow is None else self.slow).poll(request)
             except PostroomError as error:
                 if not error.retriable:
@@ -164,6 +241,21 @@ class Fetcher:
                     log.warning("a poll of %s failed, trying again: %r", self.who.member, error)
                 request = replace(request, repeated=True)
             await asyncio.sleep(pause(tries))
+
+    async def _settle_and_poll(self, request: PollRequest) -> PollReply | None:
+        """None: something is wrong with the acks or with the poll, and each is to find out by itself."""
+        taken, who = self._taken, self.who
+        assert taken is not None
+        try:
+            return await self._endpoint.settle_and_poll(
+                who.topic, who.group, taken.parts, request, taken.settled
+            )
+        except PostroomError:
+            known = taken.answer.done()
+            self._let_off()
+            if known:
+                raise
+            return None
 
     def want(self, messages: int) -> None:
         """Somebody waits. What is settled on delivery is asked for only then, and no more of it (R16)."""

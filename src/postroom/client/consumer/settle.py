@@ -9,6 +9,9 @@ it is not known yet, and may say the same again to go on waiting. What the store
 again, and its lease is no longer renewed. What is on a shard that is away does not hold up the rest: it goes
 on by itself, and only who settled it waits.
 
+Where a poll is about to leave, a round of few acks goes with it, in one request. If that fails, or the poll
+is given up, the round goes by itself.
+
 Must never report a message as settled before the store said so, and never let two verdicts on one message
 through: the same once more is harmless, anything else is the caller's mistake.
 """
@@ -43,12 +46,20 @@ from .in_flight import (
     delivery_of,
 )
 
-__all__ = ["Run", "Settler", "runs_of"]
+__all__ = ["Run", "Settler", "TakeAlong", "runs_of"]
 
 log = logging.getLogger("postroom.consumer")
 
 Run: TypeAlias = tuple[LeasedDelivery, int, int]
 """Messages of a delivery by index, end excluded."""
+
+_FEW_ACKS = 100  # ranges that go with a poll
+
+TakeAlong: TypeAlias = Callable[
+    [Sequence[Settle], Sequence[Run]], "asyncio.Future[SettleReply | None] | None"
+]
+"""Takes acks along with a poll, and returns what will have their answer, or None if they are to go by
+themselves. None: there is no poll that takes them."""
 
 
 class _Round:
@@ -107,6 +118,20 @@ class _Round:
         for caller in callers:
             _resolve(caller, error)
 
+    def ack(self, run: Run) -> None:
+        """Add acks, which join those of the messages just before them."""
+        delivery, start, stop = run
+        last = delivery.first + stop - 1
+        spans = self.acks.setdefault(delivery.key, [])
+        before, begin, end = self.runs[-1] if self.runs else (None, 0, 0)
+        acked = before is delivery and delivery.state[begin] == ACKING  # neither parked nor given back
+        if acked and end == start:
+            self.runs[-1] = (delivery, begin, stop)
+            spans[-1] = (spans[-1][0], last)
+        else:
+            self.runs.append(run)
+            spans.append((delivery.first + start, last))
+
     def has(self, run: Run, kind: Kind) -> bool:
         """Whether this very verdict on these messages is in it."""
         delivery, start, stop = run
@@ -136,6 +161,11 @@ class _Round:
         keys = dict.fromkeys([*self.acks, *self.others])
         return [Settle(*key, (*_merged(self.acks.get(key, ())), *self.others.get(key, ()))) for key in keys]
 
+    @property
+    def few_acks(self) -> bool:
+        """Whether there is nothing else in it, and not much of that."""
+        return not self.others and len(self.runs) <= _FEW_ACKS
+
 
 class Settler:
     def __init__(
@@ -152,6 +182,7 @@ class Settler:
         self.answers = Answers(endpoint, guard, who.limits.tuning.client)  # to requests (R38)
         self.settled: Callable[[Run, Kind], None] | None = None  # is told of every verdict
         self.refused: Callable[[Run], None] | None = None  # is told of what the store refused for good
+        self.take_along: TakeAlong | None = None
         self._gathering: _Round | None = None
         self._newest: _Round | None = None
         self._current_round: _Round | None = None
@@ -198,6 +229,12 @@ class Settler:
                 await current.told()
             self._raise_lost([run], current)
         return None
+
+    def ack_soon(self, message: Received) -> _Round | None:
+        """Put the ack of one message on its way; None: it is settled already, or in other hands."""
+        delivery = delivery_of(message)
+        index = message._position - delivery.first
+        return self._add((delivery, index, index + 1), "ack", None) if delivery.state[index] == OPEN else None
 
     def _again(self, runs: Sequence[Run], kind: Kind) -> _Round | None:
         """The round that has this already and is tried again: what the caller was told to wait for."""
@@ -290,13 +327,13 @@ class Settler:
         current = self._current()
         delivery, start, stop = run
         first, last = delivery.first + start, delivery.first + stop - 1
-        current.runs.append(run)
         if self.settled is not None:
             self.settled(run, kind)
         if kind == "ack":
+            current.ack(run)
             self._in_flight.mark(delivery, start, stop, ACKING)
-            current.acks.setdefault(delivery.key, []).append((first, last))
         else:
+            current.runs.append(run)
             self._in_flight.mark(delivery, start, stop, GIVING)
             how = how or Verdict(kind, 0, 0)
             verdict = Verdict(kind, first, last, how.delay_ms, how.at_ms, how.reason)
@@ -332,7 +369,9 @@ class Settler:
         parts, tries, began = current.parts(), 0, self._guard.loop.time()
         while True:
             try:
-                reply = await self._endpoint.settle(self.who.topic, self.who.group, parts)
+                reply = await self._along(current, parts) if not tries else None
+                if reply is None:
+                    reply = await self._endpoint.settle(self.who.topic, self.who.group, parts)
             except PostroomError as error:
                 if not error.retriable or self.closed or self._too_long(began):
                     raise
@@ -346,6 +385,13 @@ class Settler:
                     self._failing = False
                     log.info("%s: the store takes verdicts again", self.who.member)
                 return reply
+
+    async def _along(self, current: _Round, parts: Sequence[Settle]) -> SettleReply | None:
+        """Return the answer to acks that went with a poll; None: they have to go by themselves."""
+        if self.take_along is None or not current.few_acks:
+            return None
+        taken = self.take_along(parts, current.runs)
+        return None if taken is None else await taken
 
     def _too_long(self, began: float) -> bool:
         """Others may have it rather than nobody: as for a handler that hangs (I14)."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ...broker.broker import Broker
+from ...broker.served import embedded
 from ...endpoint.endpoint import Endpoint
 from ...errors import LeaseLost, UsageError
 from ...store.sql.progress.user_transaction import Guest, Joins
@@ -36,15 +36,16 @@ async def joining(
     UsageError unless the store is open in this process, and its progress can ack there. Must never touch the
     connection itself: what is returned is run by whoever has it, in the right thread.
     """
-    if not isinstance(endpoint, Broker):
+    broker = embedded(endpoint)
+    if broker is None:
         raise UsageError(
             "ack(connection=) needs the queue's database to be opened by this process (postgresql:// or "
             "mysql://): a broker cannot join your transaction; use postroom.guards.once instead"
         )
-    progress = endpoint.store.progress
+    progress = broker.store.progress
     if not isinstance(progress, Joins):
         raise UsageError("this store's acks cannot join a transaction; use postroom.guards.once instead")
-    known = await endpoint.in_thread(endpoint._catalog.group, topic, group)
+    known = await broker.in_thread(broker._catalog.group, topic, group)
     return partial(progress.ack_within, group=known, partition_id=partition_id, token=token, offset=offset)
 
 

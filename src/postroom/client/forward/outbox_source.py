@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from ...broker.broker import Broker
+from ...broker.served import embedded
 from ...config import DEFAULTS, ClientTuning
 from ...endpoint.asking import AskingEndpoint
 from ...endpoint.endpoint import Endpoint
@@ -374,9 +375,10 @@ class DrawingEndpoint(AskingEndpoint):
     @staticmethod
     def over(endpoint: Endpoint, table: str, holder: str) -> DrawingEndpoint | None:
         """None: the queue is served, has several shards, or is of a kind of its own."""
-        if not isinstance(endpoint, Broker) or not isinstance(endpoint.store, SqlStore):
+        broker = embedded(endpoint)
+        if broker is None or not isinstance(broker.store, SqlStore):
             return None
-        return DrawingEndpoint(endpoint, endpoint.store, table, holder)
+        return DrawingEndpoint(broker, broker.store, table, holder)
 
     # ---- for the source; blocking ----
 

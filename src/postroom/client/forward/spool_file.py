@@ -60,6 +60,9 @@ class Owner(msgspec.Struct, frozen=True):
         return f"process {self.pid}{where}{mine}"
 
 
+_decode_owner = msgspec.json.Decoder(Owner).decode
+
+
 class Ownership:
     """The lock on a spool's file, which one process has at a time: advisory, on a side file, until `release`.
 
@@ -143,7 +146,7 @@ def owner_of(path: Path) -> Owner | None:
 
 def _written(descriptor: int) -> Owner:
     try:
-        return msgspec.json.decode(os.pread(descriptor, _MOST_BYTES, 0), type=Owner)
+        return _decode_owner(os.pread(descriptor, _MOST_BYTES, 0))
     except (msgspec.MsgspecError, OSError):  # it is just being written
         return Owner(0, "", 0)
 

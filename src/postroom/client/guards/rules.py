@@ -316,6 +316,9 @@ class _Kept(msgspec.Struct, array_like=True):
     attempt: int
 
 
+_decode_kept = msgspec.msgpack.Decoder(_Kept).decode
+
+
 @dataclass(frozen=True, slots=True)
 class _Parked:
     """Stands where a delivery would: the message was acked when it was kept."""
@@ -399,7 +402,7 @@ class InSequence:
     def _release(self, theirs: Theirs, id: str, version: int) -> Received:
         [(raw,)] = theirs.rows(_now(theirs, _KEPT), (id, version))
         theirs.run(_RELEASE, (id, version))
-        return _received(msgspec.msgpack.decode(bytes(raw), type=_Kept))
+        return _received(_decode_kept(bytes(raw)))
 
 
 def waiting(connection: Any, *, limit: int = 100) -> Any:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import cast
@@ -242,6 +242,7 @@ class Router:
         self._looks = 0  # at the route, since a partition was found to take no more
         self.cause: PostroomError | None = None  # why the route cannot be read now
         self.by_id = False  # the topic looks at ids
+        self._slot_of = slot_of  # or that of the topic's own rule
         self._looked_at = 0.0
         self._looking = SharedTask(self._look, _CLOSED)
 
@@ -264,9 +265,9 @@ class Router:
             key = parcel.entries[0][0] if parcel.ids is None else self._keys(parcel)[0]
             if key is not None:
                 if self._gone or self._behind or parcel.due_at:
-                    self._place_at(slot_of(key), parcel)
+                    self._place_at(self._slot_of(key), parcel)
                 else:
-                    self._by_slot[slot_of(key)].add(parcel)
+                    self._by_slot[self._slot_of(key)].add(parcel)
             else:
                 self._add(self._pick(), parcel)
                 if parcel.due_at:  # seldom due together with the next: it is a batch by itself
@@ -301,11 +302,14 @@ class Router:
             chosen: list[int] = []
             targets.append((self._by_slot[piece.first_slot], chosen))
             take += [chosen.append] * (piece.last_slot - piece.first_slot + 1)
-        for at, slot in enumerate(slots_of(cast("list[bytes]", keys))):
+        for at, slot in enumerate(self._slots(cast("list[bytes]", keys))):
             take[slot](at)
         there = [target for target in targets if target[1]]
         for (target, _), part in zip(there, parcel.divide([chosen for _, chosen in there]), strict=True):
             self._add(target, part)
+
+    def _slots(self, keys: list[bytes]) -> Iterable[int]:
+        return slots_of(keys) if self._slot_of is slot_of else map(self._slot_of, keys)
 
     def _place_apart(self, parcel: Parcel, keys: list[bytes | None]) -> None:
         """Some have no key, or some slots may be held."""
@@ -316,7 +320,7 @@ class Router:
             if key is None:  # where there are several shards, apart from keys: it may go elsewhere later
                 places[sticky, not apart].append(at)
             else:
-                slot = slot_of(key)
+                slot = self._slot_of(key)
                 places[None if changing and self._is_held(slot, strand) else by_slot[slot], True].append(at)
         for (target, _), part in zip(places, parcel.divide(list(places.values())), strict=True):
             self._add(target, part)
@@ -570,6 +574,7 @@ class Router:
 
     def _saw(self, route: Route) -> None:
         self.by_id, self._looked_at = route.by_id, self._now()
+        self._slot_of = slot_of if route.keys == "postroom" else route.slot_of
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

@@ -29,7 +29,6 @@ from ...endpoint.endpoint import Endpoint
 from ...endpoint.values import Published
 from ...errors import InvalidMessage, MessageTooLarge, PostroomError, UsageError
 from ...model.messages.batch import BatchBuilder, Headers
-from ...model.messages.slot import slot_of
 from ...model.moves.staging import Span, Wish, check_name, joined, of_messages
 from ...model.topology.route import Route
 from ...units import Duration, duration_ms
@@ -286,6 +285,7 @@ class _Packing:
     def add(self, entries: Sequence[Entry], now_ms: int) -> None:
         routed: list[list[Entry]] = [[] for _ in self._places]
         adding, of_slot = [some.append for some in routed], self._of_slot
+        slot_of = self.route.slot_of
         unkeyed: list[Entry] = []
         for entry in entries:
             key = entry[0]

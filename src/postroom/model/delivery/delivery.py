@@ -168,6 +168,7 @@ class Ask:
     empty_handed: bool = True  # the member holds nothing else
     on_delivery: bool = False  # settle as it is handed out: at most once (R16)
     dead: Stamp | None = None  # where exhausted messages go; None: not known yet
+    acks: tuple[tuple[int, tuple[Span, ...]], ...] = ()  # by token: the store acks these before it decides
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,9 @@ class Failure(msgspec.Struct, frozen=True):
     @staticmethod
     def decode(value: bytes) -> Failure:
         try:
-            return msgspec.json.decode(value, type=Failure)
+            return _failure(value)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return Failure("unknown", "the handler failed, and how cannot be read")
+
+
+_failure = msgspec.json.Decoder(Failure).decode

@@ -19,7 +19,6 @@ import msgspec
 
 from ..messages.batch import BatchBuilder, Headers
 from ..messages.ids import NO_ID, digests
-from ..messages.slot import slot_of
 from ..topology.route import Range, Route
 from .batch_line import BatchLine, strand_of
 
@@ -130,9 +129,9 @@ def _place(row: ForwardRow, route: Route, turn: int) -> Range:
     if row.slot is not None:
         return route.of_slot(row.slot)
     if row.key is not None:
-        return route.of_slot(slot_of(row.key))
+        return route.of_slot(route.slot_of(row.key))
     if row.message_id is not None and route.by_id:
-        return route.of_slot(slot_of(row.message_id.encode()))
+        return route.of_slot(route.slot_of(row.message_id.encode()))
     here = [piece for piece in route.ranges if piece.partition_id not in route.away] or route.ranges
     return here[turn % len(here)]
 

@@ -31,7 +31,6 @@ from ..messages.batch import (
 )
 from ..messages.ids import DIGEST_SIZE
 from ..messages.sequence import next_sequence
-from ..messages.slot import slot_of
 from ..topology.names import HEADER_PREFIX
 from ..topology.route import Route
 from .batch_line import BatchLine
@@ -40,6 +39,7 @@ __all__ = [
     "DUTY",
     "EPOCH",
     "SLOT_HEADER",
+    "DelayedPosition",
     "DelayedRow",
     "Home",
     "Opening",
@@ -73,6 +73,9 @@ _WHOLE = 2**31 - 1  # internal appends are exempt from limits on size (I17)
 Home = tuple[int, int]
 """Topic id and partition id."""
 
+DelayedPosition = tuple[int, int, int]
+"""Where a row is in a list of a topic's: its moment, a partition of its shard, and its id."""
+
 
 @dataclass(frozen=True, slots=True)
 class DelayedRow:
@@ -89,6 +92,10 @@ class DelayedRow:
     @property
     def home(self) -> Home:
         return self.topic_id, self.partition_id
+
+    @property
+    def position(self) -> DelayedPosition:
+        return self.due_at, self.partition_id, self.id
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -109,8 +116,11 @@ def encode(planned: Sequence[Planned]) -> bytes:
     return msgspec.msgpack.encode(planned)
 
 
+_decode = msgspec.msgpack.Decoder(list[Planned]).decode
+
+
 def decode(stored: bytes) -> list[Planned]:
-    return msgspec.msgpack.decode(stored, type=list[Planned])
+    return _decode(stored)
 
 
 # ---- planning ---------------------------------------------------------------------------------------
@@ -172,21 +182,21 @@ def _targets(row: DelayedRow, route: Route, open_row: Opening) -> dict[int, tupl
     """Which messages go to which partition, where it is no longer the one they were sent to."""
     places: dict[int, list[int]] = {}
     for place, record in enumerate(open_row(row)):
-        target = route.of_slot(_slot(record, row.id)).partition_id
+        target = route.of_slot(_slot(record, row.id, route)).partition_id
         places.setdefault(target, []).append(place)
     if len(places) == 1:
         return dict.fromkeys(places, ())
     return {target: tuple(found) for target, found in places.items()}
 
 
-def _slot(record: Record, row_id: int) -> int:
+def _slot(record: Record, row_id: int, route: Route) -> int:
     """One without a key goes where its id would go as a key: whoever sends it again meets it there."""
     headers = dict(record.headers)
     named = headers.get(SLOT_HEADER)
     if named and named.isdigit():
         return int(named[:9]) % SLOTS
     key = record.key if record.key is not None else headers.get(_ID)
-    return row_id % SLOTS if key is None else slot_of(key)
+    return row_id % SLOTS if key is None else route.slot_of(key)
 
 
 class _Piece(NamedTuple):

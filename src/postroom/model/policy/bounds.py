@@ -22,11 +22,13 @@ __all__ = [
     "MOST_SPANS",
     "MOST_SPOTS",
     "MOST_TOPICS",
+    "AnyGroupName",
     "ClientName",
     "Count",
     "GroupName",
     "HeaderName",
     "Ids",
+    "KafkaConfigs",
     "Key",
     "Label",
     "Long",
@@ -71,6 +73,7 @@ TopicName: TypeAlias = Annotated[
     str, Meta(max_length=250)
 ]  # a topic's own has 120 at most, a group's own more
 GroupName: TypeAlias = Annotated[str, Meta(max_length=60)]  # with the member of a broadcast group
+AnyGroupName: TypeAlias = Annotated[str, Meta(max_length=249)]  # also one of Kafka clients
 MemberName: TypeAlias = Annotated[str, Meta(max_length=120)]
 ClientName: TypeAlias = Annotated[str, Meta(max_length=250)]
 ShardName: TypeAlias = Annotated[str, Meta(max_length=120)]
@@ -103,6 +106,7 @@ SpotList: TypeAlias = Annotated[tuple[tuple[PartitionId, Offset], ...], Meta(max
 Positions: TypeAlias = Annotated[tuple[tuple[PartitionId, Position], ...], Meta(max_length=MOST_PARTITIONS)]
 StartOffsets: TypeAlias = Annotated[tuple[tuple[Long, Long], ...], Meta(max_length=10_000)]
 PartitionIds: TypeAlias = Annotated[tuple[PartitionId, ...], Meta(max_length=MOST_PARTITIONS)]
+KafkaConfigs: TypeAlias = Annotated[tuple[tuple[Label, Label], ...], Meta(max_length=100)]
 TopicNames: TypeAlias = Annotated[tuple[TopicName, ...], Meta(max_length=MOST_TOPICS)]
 
 

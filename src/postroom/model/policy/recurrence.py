@@ -22,8 +22,17 @@ from cronsim import CronSim, CronSimError
 
 from ...config import DEFAULTS
 from ...errors import InvalidSetting
+from ...units import format_duration
 
-__all__ = ["Cadence", "Due", "Missed", "cron", "due", "interval"]
+__all__ = [
+    "CADENCE_HEADER", "RUNS_GROUP", "RUNS_PREFIX", "Cadence", "Due", "Missed", "cron", "due", "interval",
+]  # fmt: skip
+
+RUNS_PREFIX, RUNS_GROUP = "every.", "every"
+"""The runs of a schedule are in the topic of its name, for this group."""
+
+CADENCE_HEADER = "cadence"
+"""The header of a run that says of which cadence it is."""
 
 Missed = Literal["skip", "once", "all"]
 
@@ -40,6 +49,11 @@ class Cadence:
     zone: tzinfo
     expression: str = ""  # of cron
     every_ms: int = 0  # or a duration
+
+    @property
+    def rule(self) -> str:
+        """When it comes, for people; without the time zone."""
+        return self.expression or f"every {format_duration(self.every_ms)}"
 
     def ticks(self, after_ms: int) -> Iterator[int]:
         """Yield all ticks later than that, in order, without end."""

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from ...config import DEFAULTS, SLOTS
 from ...errors import GroupConflict, InvalidSetting, TopicConflict
 from ...units import format_duration
-from .bounds import MOST_MOMENTS_MS, Label, Long, StartOffsets, Whole
+from ..topology.keys import KEY_RULES, Keys
+from .bounds import MOST_MOMENTS_MS, KafkaConfigs, Label, Long, StartOffsets, Whole
 from .slow_lane import NO_LANE, LanePolicy
 
 __all__ = [
@@ -35,7 +36,9 @@ FIXED = ("mode", "order", "start")
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
 
-Mode = Literal["shared", "ordered", "broadcast"]
+Mode = Literal["shared", "ordered", "broadcast", "kafka"]
+"""Groups in mode "kafka" are made by Kafka clients, and by nobody else."""
+
 Keep = Literal["needed", "limits"]
 Storage = Literal["durable", "volatile"]
 Exhausted = Literal["dead", "stop"]
@@ -54,6 +57,8 @@ class TopicSettings:
     max_backlog: Whole = 0  # messages that the slowest group may be behind (R9); 0: no limit
     max_backlog_bytes: Whole = 0  # the same in bytes
     kafka_partitions: Whole = 0  # made for Kafka clients, who see so many partitions for ever; 0: it was not
+    keys: Keys = "postroom"  # by whose rule a key has its partition, for ever: ours, or one of Kafka clients'
+    kafka_configs: KafkaConfigs = ()  # what Kafka clients have set that only they ask for, by name
 
     @property
     def volatile(self) -> bool:
@@ -78,6 +83,15 @@ class TopicSettings:
         if not 0 <= self.kafka_partitions <= SLOTS:
             raise InvalidSetting(
                 f"kafka_partitions={self.kafka_partitions!r}: choose 1 to {SLOTS}, or 0 for none"
+            )
+        if self.keys not in KEY_RULES:
+            raise InvalidSetting(
+                f"keys={self.keys!r}: choose 'postroom', or for Kafka clients 'java' (also aiokafka, "
+                "kafka-python and franz-go) or 'librdkafka' (also confluent-kafka)"
+            )
+        if self.keys != "postroom" and not self.kafka_partitions:
+            raise InvalidSetting(
+                f"keys={self.keys!r} is for topics of Kafka clients: set kafka_partitions=, or leave it out"
             )
         if self.kafka_partitions and self.volatile:
             raise InvalidSetting("kafka_partitions= is for storage='durable': leave one of them out")
@@ -183,7 +197,7 @@ class GroupSettings:
         return f"group {group} of {topic} is new{mode}; it starts {self.start.said}"
 
     def __post_init__(self) -> None:
-        if self.mode not in ("shared", "ordered", "broadcast"):
+        if self.mode not in ("shared", "ordered", "broadcast", "kafka"):
             raise InvalidSetting(f"mode={self.mode!r}: choose 'shared', 'ordered' or 'broadcast'")
         if self.order not in ("key", "partition"):
             raise InvalidSetting(f"order={self.order!r}: choose 'key' or 'partition'")
@@ -219,6 +233,8 @@ class GroupWish:
 
     def __post_init__(self) -> None:
         """InvalidSetting for what the mode that is asked for has no use for."""
+        if self.mode == "kafka":
+            raise InvalidSetting("mode='kafka': Kafka clients make such groups; choose 'shared' or 'ordered'")
         if self.mode not in (None, "ordered"):
             self._refuse_order(str(self.mode))
         self._refuse_silly()

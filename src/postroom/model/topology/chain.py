@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from .route import Change, Route
 
-__all__ = ["Chain", "Link", "chains_of", "numbered_chains", "origins_after"]
+__all__ = ["Chain", "Link", "chains_of", "numbered_chains", "origins_after", "settled_in"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,25 @@ def numbered_chains(route: Route) -> tuple[Chain, ...]:
     return tuple(
         Chain(number, (there[number],) if number in there else ()) for number in range(max(there) + 1)
     )
+
+
+_READ = 2**62  # a partition of which nothing is left to read
+
+
+def settled_in(chains: tuple[Chain, ...], positions: Mapping[int, int]) -> dict[int, int]:
+    """Return where a group goes on, by partition id, from the offsets that Kafka clients know, by index.
+
+    >>> settled_in((Chain(0, (Link(7, 0), Link(9, 100))),), {0: 120})
+    {7: 4611686018427387904, 9: 20}
+    """
+    found = {}
+    for chain in chains:
+        offset = positions.get(chain.index)
+        for at, link in enumerate(chain.links if offset is not None else ()):
+            assert offset is not None
+            is_read = at + 1 < len(chain.links) and offset >= chain.links[at + 1].origin
+            found[link.partition_id] = _READ if is_read else max(0, offset - link.origin)
+    return found
 
 
 def origins_after(change: Change, origins: Mapping[int, int], ends: Mapping[int, int]) -> dict[int, int]:

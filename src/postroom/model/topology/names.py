@@ -44,6 +44,7 @@ __all__ = [
     "reply_ends",
     "reply_topic",
     "retry_topic",
+    "share_group",
     "slow_topic",
     "unknown_topic",
 ]
@@ -152,6 +153,21 @@ def member_group(group: str, member: str, *, named: bool) -> str:
         return f"{group}@{member}"
     readable = re.sub(r"[^A-Za-z0-9-]+", "-", member).strip("-")
     return f"{group}@{readable[: room - len(digest) - 1] or 'x'}-{digest}"
+
+
+def share_group(name: str) -> str:
+    """The group that a share group of Kafka clients is, whose name is any text: the same name, if it can be.
+
+    One that is no name here is shortened and made unlike others by a digest.
+
+    >>> share_group("billing"), share_group("eu.billing")
+    ('billing', 'eu-billing-f82f05c78df0')
+    """
+    if _GROUP.fullmatch(name) and not name.startswith("_"):
+        return name
+    digest = blake2b(name.encode(errors="replace"), digest_size=6).hexdigest()
+    readable = re.sub(r"[^A-Za-z0-9-]+", "-", name).strip("-")
+    return f"{readable[: _LONGEST - len(digest) - 1] or 'x'}-{digest}"
 
 
 def base_of(group: str) -> str | None:

@@ -21,6 +21,7 @@ from typing import Literal
 
 from ...config import SLOTS
 from ...errors import InvalidSetting, UnknownPartition
+from .keys import Keys, slot_by
 
 __all__ = [
     "Change",
@@ -67,6 +68,7 @@ class Route:
     predecessors: Mapping[int, tuple[int, ...]] = field(default_factory=dict, hash=False)
     # of a partition, by id: those it follows, without what is gone
     away: tuple[int, ...] = field(default=(), compare=False)  # of the ranges, those whose shard is away now
+    keys: Keys = "postroom"  # by which rule a key has its slot
     _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -96,6 +98,10 @@ class Route:
             if any(one == partition_id or one in newer for one in before):
                 newer.add(piece.partition_id)
         return newer
+
+    def slot_of(self, key: bytes) -> int:
+        """The slot of a key, by the topic's rule."""
+        return slot_by(self.keys, key, self._starts)
 
     def of_slot(self, slot: int) -> Range:
         return self.ranges[bisect_right(self._starts, slot) - 1]

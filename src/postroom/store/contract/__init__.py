@@ -18,7 +18,8 @@ from ...model.delivery.delivery import Ask, Delivery, Line, OrderedAsk, Settleme
 from ...model.moves.schedule import DelayedRow
 from ...model.policy.settings import GroupSettings, Start, TopicSettings
 from ...model.topology.route import Change, Draft, Route
-from .services import Access, Brokers, Duties, Lanes, Rates, Schedule, Staged, Staging, Watcher
+from .kafka import KafkaGroups
+from .services import Access, Audit, Brokers, Duties, Lanes, Rates, Schedule, Staged, Staging, Watcher
 from .values import (
     Append,
     Appended,
@@ -43,9 +44,7 @@ from .values import (
 )
 
 __all__ = [
-    "Access",
-    "Append",
-    "Appended",
+    "Access", "Append", "Appended", "Audit",
     "Backlog",
     "Bounds",
     "Brokers",
@@ -315,16 +314,16 @@ class Progress(Protocol):
     def poll(
         self, group: Group, partition_id: int, ask: Ask, *, log_start: int = 0, waited_ms: int | None = None
     ) -> Granted:
-        """Hand out what is due and then new messages, as `model.delivery.poll` decides.
+        """Ack `ask.acks`, then hand out what is due and new messages, as `model.delivery.poll` decides.
 
         What lies below `log_start` is gone, and passed over. `waited_ms` is how long the first new
         message has waited, for the measures.
 
         A repeated poll with the same token returns the same deliveries under a new lease (I6), whose end is
-        never that of the one before: so `give_back` can tell them apart. A first
-        hand-out may be unflushed; a redelivery, a stamp, and a hand-out that settles at once are flushed
-        (I8). GenerationChanged once the progress is of a newer generation than `group`: from `rewind`, or
-        from the first verb of the reset group on. UnknownGroup if the group and its progress are gone.
+        never that of the one before: so `give_back` can tell them apart. A first hand-out may be unflushed;
+        a redelivery, a stamp, and a hand-out that settles at once are flushed (I8). GenerationChanged once
+        the progress is of a newer generation than `group`: from `rewind`, or from the first verb of the reset
+        group on. UnknownGroup if the group and its progress are gone.
         """
 
     def settle(
@@ -555,9 +554,11 @@ class Store(Protocol):
     duties: Duties
     brokers: Brokers
     access: Access
+    audit: Audit
     rates: Rates
     lanes: Lanes
     staging: Staging
+    kafka_groups: KafkaGroups
 
     @property
     def at_once(self) -> AtOnce | None:

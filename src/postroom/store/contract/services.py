@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ...model.access import Permission, Principal
-from ...model.moves.schedule import DelayedRow
+from ...model.audit import Asker, AuditEntry, State
+from ...model.moves.schedule import DelayedPosition, DelayedRow
 from ...model.moves.staging import Decision, OpenMove, Progress, StagedQuery, Wish
 from ...model.policy.rate import Rate
 from ...model.policy.slow_lane import LaneState, Seen
@@ -20,6 +21,7 @@ from .values import Finished, Group, KafkaNode, Move, Process, ServedBroker
 
 __all__ = [
     "Access",
+    "Audit",
     "Brokers",
     "Duties",
     "Lanes",
@@ -79,6 +81,15 @@ class Schedule(Protocol):
         """Remove and change rows, and end the move; flushed.
 
         Nothing happens if the move was finished by somebody else. LeaseLost as in `stamp`.
+        """
+
+    def listed(
+        self, topic_id: int, *, since: DelayedPosition | None = None, messages: int, max_bytes: int
+    ) -> list[DelayedRow]:
+        """Return rows of the topic, the soonest first, up to these limits, but one if there is any.
+
+        `since`: from that position on, the row there included. Costs what it returns, however many wait.
+        Of several databases those that answer; of one moment, database by database.
         """
 
     def cancel(self, topic_id: int, digest: bytes) -> bool:
@@ -247,18 +258,28 @@ class Brokers(Protocol):
 
 
 class Access(Protocol):
-    """Principals, each with the hash of a secret, or without one (""): R48. Every change is flushed."""
+    """Principals, each with the hash of a secret, or without one (""): R48. Every change is flushed.
 
-    def add(self, principal: Principal, secret_hash: str) -> Principal:
+    With `by` a change has its entry in the audit log, in the same transaction.
+    """
+
+    def add(self, principal: Principal, secret_hash: str, *, by: Asker | None = None) -> Principal:
         """PrincipalExists if there is one of that name: of two who make it at once, one does."""
 
-    def put(self, principal: Principal, secret_hash: str | None) -> None:
+    def put(self, principal: Principal, secret_hash: str | None, *, by: Asker | None = None) -> None:
         """Make a principal, or change its permissions; None: its secret stays (UnknownPrincipal if new)."""
 
-    def permit(self, name: str, grant: Sequence[Permission], revoke: Sequence[Permission]) -> Principal:
+    def permit(
+        self,
+        name: str,
+        grant: Sequence[Permission],
+        revoke: Sequence[Permission],
+        *,
+        by: Asker | None = None,
+    ) -> Principal:
         """Change some of its permissions and leave the others. UnknownPrincipal if there is none."""
 
-    def remove(self, name: str) -> bool: ...
+    def remove(self, name: str, *, by: Asker | None = None) -> bool: ...
 
     def by_secret(self, secret_hash: str) -> Principal | None: ...
 
@@ -269,6 +290,36 @@ class Access(Protocol):
 
     def key(self) -> bytes:
         """A random secret of the queue, made when it is first asked for and never changed (I23)."""
+
+
+class Audit(Protocol):
+    """Administrative actions (`model.audit`). Every change is flushed; entries are never given another id."""
+
+    def begin(
+        self, by: Asker, action: str, topic: str, group: str, asked: State, before: State | None, most: int
+    ) -> int:
+        """Note that an action begins; returns its entry's id.
+
+        Of entries there are no more than `most`, or a few: now and then the oldest go. Whoever has more than
+        half of them makes room first, so that nobody can push out what others did.
+        """
+
+    def end(self, id: int, outcome: str, before: State | None, after: State | None) -> None:
+        """Complete an entry. Of one that has gone meanwhile nothing is said."""
+
+    def drop(self, id: int) -> None:
+        """Take an entry back: nothing was changed."""
+
+    def entries(
+        self, *, limit: int, topic: str = "", who: str = "", since: int = 0, before: int = 0, after: int = 0
+    ) -> list[AuditEntry]:
+        """The newest entries, the newest first: of this topic, by them, begun since.
+
+        `before`: only those with a lower id; `after`: with a higher one.
+        """
+
+    def trim(self, begun_before: int, most: int) -> int:
+        """Forget entries that are older, and those beyond `most`; returns how many."""
 
 
 class Rates(Protocol):

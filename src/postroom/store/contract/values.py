@@ -192,6 +192,7 @@ class Granted:
     recall: bool = False  # ordered groups: the holder settles what it handles and hands the partition over
     lines: tuple[Line, ...] = ()  # ordered groups: what is parked here, for a holder that expects nothing
     until: int = 0  # the lease as the database has it, on whatever clock: `give_back` names it
+    acked: tuple[Settled, ...] = ()  # what became of each of `Ask.acks`
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +231,7 @@ class Backlog:
     parked: int = 0  # ordered groups: of the unsettled ones, those that wait in lines of the store (I27)
     stopped_age_ms: int = 0  # for how long the oldest of them has held its key
     sealed: bool = False
+    first_waits: Mapping[int, int] = field(default_factory=dict, repr=False)  # `model.delivery.first_waits`
 
     @property
     def messages(self) -> int:

@@ -10,6 +10,8 @@ looking.
 
 from __future__ import annotations
 
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -125,13 +127,17 @@ class Notifier:
 class Listener:
     """Hears what a `Notifier` sends. Implements `contract.Watcher`, for one thread.
 
-    It says "look" also whenever it had to connect again, and now and then anyway.
+    It says "look" also whenever it had to connect again, and now and then anyway. In between it sleeps until
+    something comes, or `wake` is called: a process that has nothing to do should cost next to nothing.
     """
 
     def __init__(self, connect: Callable[[], Any], tuning: StoreTuning) -> None:
         self._connect, self._tuning = connect, tuning
         self._connection: Any = None
         self._yes_at = 0.0  # when it last said yes
+        self._bell = socket.socketpair()
+        for end in self._bell:
+            end.setblocking(False)
 
     def changed(self) -> tuple[bool, bool]:
         try:
@@ -139,16 +145,12 @@ class Listener:
                 self._connection = self._connect()
                 self._connection.execute(f"LISTEN {_CHANNEL}")
                 return self._yes(True, True)
-            told = {
-                note.payload
-                for note in self._connection.notifies(timeout=self._tuning.listen_s, stop_after=1)
-            }
-            told |= {note.payload for note in self._connection.notifies(timeout=0)}
+            told = self._told() or self._told_later()
         except psycopg.Error:
-            self.close()
-            time.sleep(self._tuning.listen_s)
+            self._drop()
+            time.sleep(self._tuning.listen_again_s)
             return self._yes(True, True)
-        if not told and time.monotonic() - self._yes_at > self._tuning.listen_anyway_s:
+        if not told and time.monotonic() - self._yes_at >= self._tuning.listen_anyway_s:
             return self._yes(True, True)
         return self._yes(Area.LOG.value in told, Area.PROGRESS.value in told)
 
@@ -157,10 +159,29 @@ class Listener:
             self._yes_at = time.monotonic()
         return log, progress
 
+    def _told(self) -> set[str]:
+        return {note.payload for note in self._connection.notifies(timeout=0)}
+
+    def _told_later(self) -> set[str]:
+        """Wait for it, a while."""
+        events = select.poll()  # not `select`, which takes no descriptor above 1023
+        for descriptor in (self._connection.fileno(), self._bell[0].fileno()):
+            events.register(descriptor, select.POLLIN)
+        events.poll(self._tuning.listen_s * 1000)
+        with suppress(BlockingIOError):
+            self._bell[0].recv(4096)
+        return self._told()
+
     def wake(self) -> None:
-        pass  # it waits for moments only
+        with suppress(BlockingIOError):  # it has been rung often enough
+            self._bell[1].send(b"\0")
 
     def close(self) -> None:
+        self._drop()
+        for end in self._bell:
+            end.close()
+
+    def _drop(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -420,7 +441,7 @@ class PostgresDialect(ServerDialect):
         began = self._time.begin()
         try:
             row = connection.execute(_lone(lone.partition_id), values, binary=True).fetchone()
-        except psycopg.errors.DivisionByZero:
+        except (psycopg.errors.DivisionByZero, psycopg.errors.UndefinedTable):  # the topic is being deleted
             return None
         except psycopg.Error as error:
             if not self.usable(connection):  # lost on its way: it may have been committed

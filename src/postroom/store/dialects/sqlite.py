@@ -22,7 +22,7 @@ from typing import Any
 from ...clock import Clock, SteadyClock
 from ...config import DEFAULTS, Limits
 from ...errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
-from ...files import make_private, open_private
+from ...files import closed, make_private, open_private, opened, refuse_inherited
 from ..contract import Watcher
 from ..sql.log.lone_append import LoneAppend
 from ..sql.schema import log_table
@@ -138,6 +138,13 @@ class _Connection(sqlite3.Connection):
     synchronous: str = ""  # what it was last set to
     thrifty: bool = False  # deleted pages are not written over, see `_save_room`
     secure: int = 0  # whether they are otherwise
+    of_file: tuple[int, int] | None = None  # which has one connection more while this is open
+
+    def close(self) -> None:
+        key, self.of_file = self.of_file, None
+        super().close()
+        if key is not None:
+            closed(key)
 
 
 class SqliteDialect:
@@ -163,6 +170,7 @@ class SqliteDialect:
         self._locks = {area: FileLock(self._lock_file(area), limits, path) for area in Area}
         self._memory: dict[Area, _Connection] = {}
         self._ballast = None if path is None else Ballast(path, self.tuning)
+        self.opened_ms = 0  # first since the machine was started: what was not flushed before is forgotten
         self._commits = dict.fromkeys(Area, 0)  # in memory; a file has its own count
 
     def file(self, area: Area) -> Path | None:
@@ -182,8 +190,10 @@ class SqliteDialect:
             return self._shared_memory(area)
         connection = None
         make_private(file, like=None if area is Area.LOG else self.path)  # SQLite's own beside it are like it
+        refuse_inherited(file)
         try:
             connection = self._open(str(file))
+            connection.of_file = opened(file)
             self._prepare(connection, area)
             if at_once:
                 connection.execute("PRAGMA busy_timeout=0")
@@ -353,7 +363,7 @@ class SqliteDialect:
         return self.clock.stepped_ms if isinstance(self.clock, SteadyClock) else 0
 
     def started_ms(self, connection: _Connection) -> int:
-        return 0  # what is lost with power was held by processes that are gone too
+        return self.opened_ms
 
     # ---- schema ----
 

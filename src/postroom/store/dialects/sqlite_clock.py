@@ -5,6 +5,9 @@ first that sees a step of the wall clock; the others find it there. It is read w
 when a step is seen, never on the way of a message. Where the start of the machine cannot be told, or clocks
 are counted apart (a time namespace of its own), processes do not share: each begins at the wall clock.
 
+Beside it is written when the queue was first opened since the machine was started: what was not flushed
+before that may be forgotten, and members on other machines, served by a broker here, still go by it (I8).
+
 Must never write within a transaction of somebody else: whoever reads the time may be in one.
 """
 
@@ -24,16 +27,19 @@ __all__ = ["keep_steady", "read_pace"]
 
 _log = logging.getLogger("postroom.store")
 
-_NAME = "clock"
+_NAME, _OPENED = "clock", "opened"
 _LOOK = "SELECT value FROM postroom_settings WHERE name = ?"
 _NEWEST = "SELECT MAX(appended_at) FROM postroom_partitions"
 
 
-def keep_steady(session: Session, clock: SteadyClock) -> None:
-    """Go by the file's pace, from now on; a new one if the machine was started since."""
+def keep_steady(session: Session, clock: SteadyClock) -> int:
+    """Go by the file's pace, from now on; a new one if the machine was started since.
+
+    Returns when the queue was first opened since then, by its own time; 0: it cannot be told.
+    """
     machine = _machine()
     if not machine:
-        return
+        return 0
     follower = _Follower(session, clock, machine)
     with session.read(Area.LOG) as tx:
         pace = _read(tx, machine)
@@ -42,6 +48,30 @@ def keep_steady(session: Session, clock: SteadyClock) -> None:
     else:
         clock.adopt(pace)
     clock.on_step = follower.seen
+    return _first_opened(session, clock, machine)
+
+
+def _first_opened(session: Session, clock: SteadyClock, machine: str) -> int:
+    with session.read(Area.LOG) as tx:
+        known = _read_opened(tx, machine)
+    if known:
+        return known
+    with session.write(Area.LOG) as tx:
+        known = _read_opened(tx, machine)  # another process may have been first
+        if not known:
+            known = clock.now_ms()
+            upsert = tx.dialect.upsert("postroom_settings", ("name",), ("value",))
+            tx.do(upsert, _OPENED, json.dumps([machine, known]))
+    return known
+
+
+def _read_opened(tx: Transaction, machine: str) -> int:
+    row = tx.one(_LOOK, _OPENED)
+    try:
+        found = json.loads(str(row[0])) if row else [""]
+        return int(found[1]) if found[0] == machine else 0
+    except (ValueError, TypeError, LookupError):
+        return 0  # damaged: it is written anew
 
 
 class _Follower:

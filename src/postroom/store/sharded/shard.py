@@ -31,6 +31,7 @@ from ...model.topology.route import Range
 from ..contract import (
     Access,
     Append,
+    Audit,
     Brokers,
     Duties,
     Granted,
@@ -46,6 +47,7 @@ from ..contract import (
     Usage,
     Watcher,
 )
+from ..contract.kafka import KafkaGroups
 from ..sql.log.id_window import Windows
 from ..sql.log.log import SqlLog
 from ..sql.session import Area
@@ -195,9 +197,11 @@ class Shard:
         self.duties = cast(Duties, _Part(self, "duties"))
         self.brokers = cast(Brokers, _Part(self, "brokers"))
         self.access = cast(Access, _Part(self, "access"))
+        self.audit = cast(Audit, _Part(self, "audit"))
         self.rates = cast(Rates, _Part(self, "rates"))
         self.lanes = cast(Lanes, _Part(self, "lanes"))
         self.staging = cast(Staging, _Part(self, "staging"))
+        self.kafka_groups = cast(KafkaGroups, _Part(self, "kafka_groups"))
         self.places = cast(SqlPlaces, _Part(self, "places"))
         self.table = cast(SqlShards, _Part(self, "table"))
 

@@ -30,6 +30,7 @@ from ...model.policy.settings import GroupSettings, Start, TopicSettings
 from ...model.topology.route import Range
 from ..contract import (
     Access,
+    Audit,
     Brokers,
     Catalog,
     Duties,
@@ -47,6 +48,7 @@ from ..contract import (
     Usage,
     Watcher,
 )
+from ..contract.kafka import KafkaGroups
 from ..contract.values import AtOnce
 from ..sql.catalog.catalog import SqlCatalog, encode_settings
 from ..sql.identity import check, check_alone, join
@@ -103,6 +105,11 @@ class ShardedCatalog(SqlCatalog):
     def _place(self, tx: Transaction, count: int) -> tuple[int, list[str]]:
         """One by one where the fewest are. The topic's id goes with its partitions: it is drawn first."""
         taking = [name for name in self._taking(tx) if not self.shards[name].is_away and self._is_known(name)]
+        if not taking:  # the first has answered, and was given up on meanwhile: it is slow
+            raise StoreUnavailable(
+                "no shard takes new partitions now, since none answers in time: try again, and see "
+                "`postroom shard list` if that goes on"
+            )
         load = Counter({name: int(n) for name, n in tx.all(_LOAD)})
         chosen = []
         for _ in range(count):
@@ -266,9 +273,11 @@ class ShardedStore:
         self.duties: Duties = first.duties
         self.brokers: Brokers = first.brokers
         self.access: Access = first.access
+        self.audit: Audit = first.audit
         self.rates: Rates = first.rates
         self.lanes: Lanes = first.lanes
         self.staging: Staging = first.staging
+        self.kafka_groups: KafkaGroups = first.kafka_groups
         self.at_once: AtOnce | None = None  # a thread waits for each shard
         self.member: Callable[[Address], ShardSource]  # what an address names; set by whoever opens addresses
         self._watchdog = Watchdog(shards.values(), shards.tuning.watchdog_s)
@@ -392,9 +401,11 @@ class _Part:
         self.duties = shard.duties
         self.brokers = whole.brokers
         self.access = whole.access
+        self.audit = whole.audit
         self.rates = whole.rates
         self.lanes = whole.lanes
         self.staging = whole.staging
+        self.kafka_groups = whole.kafka_groups
 
     def now_ms(self) -> int:
         now = self._shard.now_ms()

@@ -22,6 +22,7 @@ from inspect import signature
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast
 
 from ...errors import PostroomError, StoreError, StoreUnavailable, UsageError
+from ...model.moves.schedule import DelayedPosition, DelayedRow
 from ...model.policy.bounds import make_room
 from ..contract import (
     Append,
@@ -264,6 +265,26 @@ class ShardedSchedule(_Sharded):
     purge = by_present(Schedule.purge, sum)
     delayed = by_present(Schedule.delayed, _counts)
 
+    def listed(
+        self, topic_id: int, *, since: DelayedPosition | None = None, messages: int, max_bytes: int
+    ) -> list[DelayedRow]:
+        """Merged; where a shard's clock is moved meanwhile, a row may be left out or come again."""
+        found: list[tuple[tuple[int, int, int], DelayedRow]] = []
+        at = None if since is None else self._shards.name_of(since[1])
+        passed = since is not None
+        for number, shard in enumerate(self._shards.values()):
+            passed = passed and shard.name != at
+            if shard.is_away:
+                continue
+            skew = self._shards.skew(shard)
+            begin = None if since is None else _begin(since, skew, passed=passed, here=shard.name == at)
+            with suppress(StoreUnavailable):
+                rows = shard.schedule.listed(topic_id, since=begin, messages=messages, max_bytes=max_bytes)
+                for row in rows:
+                    moved = replace(row, due_at=skew.here(row.due_at)) if skew else row
+                    found.append(((moved.due_at, number, row.id), moved))
+        return _first_of([row for _, row in sorted(found, key=lambda one: one[0])], messages, max_bytes)
+
     def cancel(self, topic_id: int, digest: bytes) -> bool:
         """On every shard: a message stays where it was sent to when its partition moves."""
         found = sum([shard.schedule.cancel(topic_id, digest) for shard in self._shards.present()])
@@ -271,6 +292,26 @@ class ShardedSchedule(_Sharded):
         if not found and away:
             return away[0].schedule.cancel(topic_id, digest)  # says that it is away
         return found > 0
+
+
+def _begin(since: DelayedPosition, skew: Skew, *, passed: bool, here: bool) -> DelayedPosition:
+    """Return where a shard goes on: at the row itself, or with that moment, or (`passed`) behind it."""
+    due_at, partition_id, row_id = since
+    if here:
+        return skew.there(due_at), partition_id, row_id
+    return skew.there(due_at) + passed, 0, 0
+
+
+def _first_of(rows: Sequence[DelayedRow], messages: int, max_bytes: int) -> list[DelayedRow]:
+    """Return as many as fit, but one if there is any."""
+    found: list[DelayedRow] = []
+    for row in rows:
+        messages -= row.records
+        max_bytes -= len(row.batch)
+        if found and (messages < 0 or max_bytes < 0):
+            break
+        found.append(row)
+    return found
 
 
 class ShardedUsage(_Sharded):

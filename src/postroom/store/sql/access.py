@@ -13,7 +13,9 @@ from collections.abc import Sequence
 
 from ...errors import PrincipalExists, UnknownPrincipal
 from ...model.access import KEY_BYTES, Permission, Principal, parse_permissions
-from .session import Area, Row, Session, verbs
+from ...model.audit import DONE, Asker
+from .catalog.audit import note
+from .session import Area, Row, Session, Transaction, verbs
 
 __all__ = ["SqlAccess"]
 
@@ -30,7 +32,7 @@ class SqlAccess:
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def add(self, principal: Principal, secret_hash: str) -> Principal:
+    def add(self, principal: Principal, secret_hash: str, *, by: Asker | None = None) -> Principal:
         name = principal.name
         with self._session.write(Area.LOG) as tx:
             if tx.one(f"{_SELECT} WHERE name = ?", name) is not None:
@@ -41,9 +43,10 @@ class SqlAccess:
                 )
             now = tx.now_ms()
             tx.do(_INSERT, name, secret_hash, _text(principal.permissions), now)
+            _note(tx, by, "add_principal", name, None, principal.permissions)
         return Principal(name, principal.permissions, now, secret_hash)
 
-    def put(self, principal: Principal, secret_hash: str | None) -> None:
+    def put(self, principal: Principal, secret_hash: str | None, *, by: Asker | None = None) -> None:
         name, permissions = principal.name, _text(principal.permissions)
         with self._session.write(Area.LOG) as tx:
             row = tx.locked(f"{_SELECT} WHERE name = ?", name)
@@ -53,8 +56,18 @@ class SqlAccess:
                 raise _unknown(name)
             else:
                 tx.do(_INSERT, name, secret_hash, permissions, tx.now_ms())
+            before = None if row is None else _principal(row).permissions
+            action = "change_permissions" if secret_hash is None else "rotate_token"
+            _note(tx, by, action, name, before, principal.permissions)
 
-    def permit(self, name: str, grant: Sequence[Permission], revoke: Sequence[Permission]) -> Principal:
+    def permit(
+        self,
+        name: str,
+        grant: Sequence[Permission],
+        revoke: Sequence[Permission],
+        *,
+        by: Asker | None = None,
+    ) -> Principal:
         with self._session.write(Area.LOG) as tx:
             row = tx.locked(f"{_SELECT} WHERE name = ?", name)
             if row is None:
@@ -63,11 +76,18 @@ class SqlAccess:
             kept = dict.fromkeys((*before.permissions, *grant))
             permissions = tuple(permission for permission in kept if permission not in revoke)
             tx.do(_PERMIT, _text(permissions), name)
+            if permissions != before.permissions:
+                _note(tx, by, "change_permissions", name, before.permissions, permissions)
         return Principal(name, permissions, before.created_at, before.secret_hash)
 
-    def remove(self, name: str) -> bool:
+    def remove(self, name: str, *, by: Asker | None = None) -> bool:
         with self._session.write(Area.LOG) as tx:
-            return tx.run("DELETE FROM postroom_principals WHERE name = ?", name) > 0
+            row = tx.locked(f"{_SELECT} WHERE name = ?", name)
+            if row is None:
+                return False
+            tx.do("DELETE FROM postroom_principals WHERE name = ?", name)
+            _note(tx, by, "remove_principal", name, _principal(row).permissions, None)
+        return True
 
     def by_secret(self, secret_hash: str) -> Principal | None:
         if not secret_hash:  # that of principals without a secret
@@ -102,6 +122,20 @@ class SqlAccess:
             key = secrets.token_bytes(KEY_BYTES)
             tx.do("INSERT INTO postroom_settings (name, value) VALUES (?, ?)", _KEY, key.hex())
         return key
+
+
+def _note(
+    tx: Transaction,
+    by: Asker | None,
+    action: str,
+    name: str,
+    before: Sequence[Permission] | None,
+    after: Sequence[Permission] | None,
+) -> None:
+    """Write the change into the audit log, in its own transaction, if somebody is to be named for it."""
+    if by is not None:
+        was, became = (None if some is None else {"permissions": _text(some)} for some in (before, after))
+        note(tx, by, action, "", name, DONE, {}, was, became)
 
 
 def _principal(row: Row) -> Principal:

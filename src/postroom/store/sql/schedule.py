@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from ...errors import LeaseLost
 from ...model.messages.ids import DIGEST_SIZE
 from ...model.moves import schedule
-from ...model.moves.schedule import DUTY, DelayedRow, Home
+from ...model.moves.schedule import DUTY, DelayedPosition, DelayedRow, Home
 from ..contract import Append, Finished, Move
 from .brokers import holds
 from .lists import blanks, padded
@@ -32,6 +32,9 @@ _CHANGE = """UPDATE postroom_schedule SET due_at = ?, records = ?, bytes = ?, id
 _DUE = """SELECT id, records, bytes FROM postroom_schedule
           WHERE due_at >= ? AND due_at <= ?{others} ORDER BY due_at, id LIMIT ?"""
 _NEXT = "SELECT due_at FROM postroom_schedule WHERE due_at >= ?{others} ORDER BY due_at, id LIMIT 1"
+_HEAD = "SELECT id, records, bytes FROM postroom_schedule WHERE topic_id = ?"
+_OF_MOMENT = f"{_HEAD} AND due_at = ? AND id >= ? ORDER BY topic_id, due_at, id LIMIT ?"
+_LATER = f"{_HEAD} AND due_at > ? ORDER BY topic_id, due_at, id LIMIT ?"
 _ROWS = """SELECT id, topic_id, partition_id, due_at, records, batch, COALESCE(ids, id_hash)
            FROM postroom_schedule WHERE id IN ({marks})"""
 _LOCK = "SELECT id, records FROM postroom_schedule WHERE id IN ({marks}) ORDER BY id"
@@ -149,6 +152,18 @@ class SqlSchedule:
 
     # ---- for others ----
 
+    def listed(
+        self, topic_id: int, *, since: DelayedPosition | None = None, messages: int, max_bytes: int
+    ) -> list[DelayedRow]:
+        limit = min(messages, _HEADS)
+        with self._session.read(Area.LOG) as tx:
+            heads = _heads(tx, topic_id, since, min(limit, _FEW))
+            chosen = _within(heads, messages, max_bytes)
+            if len(chosen) == _FEW < limit:
+                chosen = _within(_heads(tx, topic_id, since, limit), messages, max_bytes)
+            found = _read(tx, chosen)
+        return [found[row_id] for row_id in chosen if row_id in found]
+
     def cancel(self, topic_id: int, digest: bytes) -> bool:
         ids = self._find(topic_id, digest)
         return sum([self._cancel(row_id, digest) for row_id in ids]) > 0
@@ -201,6 +216,15 @@ class SqlSchedule:
         with self._session.read(Area.LOG) as tx:
             rows = tx.all("SELECT topic_id, SUM(messages) FROM postroom_delayed GROUP BY topic_id")
         return {int(topic_id): int(messages) for topic_id, messages in rows}
+
+
+def _heads(tx: Transaction, topic_id: int, since: DelayedPosition | None, limit: int) -> list[Row]:
+    """Read in two ranges of one index: a million may be due at one moment, and databases differ in `OR`."""
+    due_at, _, row_id = since or (-1, 0, 0)
+    heads = tx.all(_OF_MOMENT, topic_id, due_at, row_id, limit) if since is not None else []
+    if len(heads) < limit:
+        heads += tx.all(_LATER, topic_id, due_at, limit - len(heads))
+    return heads
 
 
 def _check_lease(tx: Transaction, holder: str) -> None:

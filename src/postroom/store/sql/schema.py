@@ -360,6 +360,58 @@ _9_PROGRESS: Statements = (
         until_ms BIGINT NOT NULL)""",
 )
 
+_10_PROGRESS: Statements = (
+    # consumer groups of Kafka clients: who coordinates them, and the last complete generation; the id is a
+    # digest of the name, which is any text
+    """CREATE TABLE postroom_kafka_groups (
+        id {hash} NOT NULL PRIMARY KEY,
+        name {blob} NOT NULL,
+        generation {blob} NOT NULL,
+        holder VARCHAR(36) NOT NULL,
+        until_ms BIGINT NOT NULL)""",
+    "CREATE INDEX postroom_kafka_groups_holder ON postroom_kafka_groups (holder)",
+    # what they have committed, by partition as Kafka clients count them (I28)
+    """CREATE TABLE postroom_kafka_offsets (
+        group_id {hash} NOT NULL,
+        topic_id BIGINT NOT NULL,
+        kafka_partition INTEGER NOT NULL,
+        committed BIGINT NOT NULL,
+        leader_epoch INTEGER NOT NULL,
+        metadata {blob} NOT NULL,
+        committed_at BIGINT NOT NULL,
+        PRIMARY KEY (group_id, topic_id, kafka_partition))""",
+    "CREATE INDEX postroom_kafka_offsets_topic ON postroom_kafka_offsets (topic_id)",
+)
+
+_11_LOG: Statements = (
+    # who changed what: see `model.audit`; a bounded number, the oldest go first
+    """CREATE TABLE postroom_audit (
+        id {serial}, begun_at BIGINT NOT NULL,
+        who VARCHAR(250) NOT NULL, door VARCHAR(20) NOT NULL, address VARCHAR(250) NOT NULL,
+        action VARCHAR(60) NOT NULL, topic VARCHAR(250) NOT NULL, group_name VARCHAR(250) NOT NULL,
+        outcome VARCHAR(60) NOT NULL,
+        asked TEXT NOT NULL, state_before TEXT NOT NULL, state_after TEXT NOT NULL)""",
+)
+
+_12_PROGRESS: Statements = (
+    # share groups of Kafka clients that have a config, or a name that no group here can have: the id is a
+    # digest of the name, which is any text
+    """CREATE TABLE postroom_share_groups (
+        id {hash} NOT NULL PRIMARY KEY,
+        name {blob} NOT NULL,
+        configs {blob} NOT NULL)""",
+)
+
+_13_LOG: Statements = (
+    # the delayed messages of a topic, the soonest first: for whoever lists them
+    "CREATE INDEX postroom_schedule_topic ON postroom_schedule (topic_id, due_at, id)",
+)
+
+_13_PROGRESS: Statements = (
+    # how long messages waited until they were first read, of late (`model.delivery.first_waits`)
+    "ALTER TABLE postroom_progress ADD COLUMN first_waits VARCHAR(1200) NOT NULL DEFAULT ''",
+)
+
 # Where volatile topics have a place of their own: what an append touches, and which life of the place it is.
 _2_VOLATILE: Statements = (
     "CREATE TABLE postroom_settings (name VARCHAR(60) PRIMARY KEY, value TEXT NOT NULL)",
@@ -380,6 +432,10 @@ MIGRATIONS: dict[int, dict[Area, Statements]] = {
     7: {Area.LOG: _7_LOG, Area.PROGRESS: _7_PROGRESS},
     8: {Area.LOG: _8_LOG},
     9: {Area.LOG: _9_LOG, Area.PROGRESS: _9_PROGRESS},
+    10: {Area.PROGRESS: _10_PROGRESS},
+    11: {Area.LOG: _11_LOG},
+    12: {Area.PROGRESS: _12_PROGRESS},
+    13: {Area.LOG: _13_LOG, Area.PROGRESS: _13_PROGRESS},
 }
 VERSION = max(MIGRATIONS)
 

@@ -98,6 +98,13 @@ class _Progress(msgspec.Struct, array_like=True):
     dropped: int
 
 
+_decode_wished, _decode_progress = (
+    msgspec.msgpack.Decoder(_Wished).decode,
+    msgspec.msgpack.Decoder(_Progress).decode,
+)
+_decode_counts = msgspec.msgpack.Decoder(dict[str, int]).decode
+
+
 @verbs
 class SqlStaging:
     def __init__(self, session: Session) -> None:
@@ -332,7 +339,7 @@ def _check_owner(query: str, known: StagedQuery, owner: str | None) -> str | Non
 def _known(row: Row | None) -> StagedQuery:
     if row is None:
         return StagedQuery(-1)
-    return StagedQuery(int(row[0]), msgspec.msgpack.decode(row[1], type=dict[str, int]), row[2])
+    return StagedQuery(int(row[0]), _decode_counts(row[1]), row[2])
 
 
 def _newest(tx: Transaction, query: str, batch: int) -> Decision | None:
@@ -392,7 +399,7 @@ def _check_segments(
 
 def _decision(row: Row) -> Decision:
     query, batch, revision, decided_at, published_at, producer_id, step, wish, progress, plan = row
-    wished = msgspec.msgpack.decode(wish, type=_Wished)
+    wished = _decode_wished(wish)
     return Decision(
         query, int(batch), int(revision), wished.segments, wished.rows, wished.source, int(decided_at),
         int(published_at), wished.topics, int(producer_id), int(step), _unpacked(progress),
@@ -406,7 +413,7 @@ def _progress(progress: Progress) -> bytes:
 
 
 def _unpacked(packed: bytes) -> Progress:
-    found = msgspec.msgpack.decode(packed, type=_Progress)
+    found = _decode_progress(packed)
     return Progress(
         {place[1]: PublishedSpan(*place) for place in found.places}, found.sequences, found.dropped
     )

@@ -22,6 +22,8 @@ _PARTS = (
     "concurrency",
     "duties",
     "harness",
+    "kafka_groups",
+    "listing",
     "log.appending",
     "log.ids",
     "log.reading",
@@ -54,6 +56,8 @@ from .duties import (  # noqa: E402
     UsageContract,
 )
 from .harness import MovableClock, StoreHarness  # noqa: E402
+from .kafka_groups import KafkaGroupContract  # noqa: E402
+from .listing import ListingContract  # noqa: E402
 from .log.appending import (  # noqa: E402
     AppendContract,
     LoneAppendContract,
@@ -91,6 +95,7 @@ from .schedule import (  # noqa: E402
 )
 from .served import (  # noqa: E402
     AccessContract,
+    AuditContract,
     BrokerContract,
     LaneContract,
     RateContract,
@@ -120,6 +125,7 @@ class StoreContract(
     UsageContract,
     ScheduleContract,
     CancelContract,
+    ListingContract,
     MoveContract,
     SealedMoveContract,
     StagingContract,
@@ -128,6 +134,7 @@ class StoreContract(
     RouteContract,
     TurnBackContract,
     KafkaRouteContract,
+    KafkaGroupContract,
     GateContract,
     IdContract,
     DelayedIdContract,
@@ -135,6 +142,7 @@ class StoreContract(
     BrokerContract,
     RateContract,
     LaneContract,
+    AuditContract,
     AccessContract,
     WatchContract,
 ):

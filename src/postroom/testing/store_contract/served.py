@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from ...errors import InvalidSetting, PrincipalExists, UnknownGroup, UnknownPrincipal, UnknownTopic
 from ...model.access import ALL, Permission, Principal
+from ...model.audit import Asker, AuditEntry
 from ...model.delivery.delivery import Kind, Settlement, Stamp
 from ...model.policy.rate import Rate, group_rate, producer_rate, topic_rate
 from ...model.policy.settings import GroupSettings, TopicSettings
@@ -15,7 +17,7 @@ from ...model.policy.slow_lane import MOST_SOURCES, LanePolicy, LaneState, Seen
 from ...store.contract import Group, Process, Store, Topic
 from .harness import MovableClock, StoreHarness, acks, append, ask, batch, in_threads, partitions, spans
 
-__all__ = ["AccessContract", "BrokerContract", "LaneContract", "RateContract"]
+__all__ = ["AccessContract", "AuditContract", "BrokerContract", "LaneContract", "RateContract"]
 
 
 SEND, CONSUME = Permission("send", "orders"), Permission("consume", "orders.*")
@@ -371,6 +373,108 @@ class LaneContract(StoreHarness):
         assert [d.spent for d in found] == [0, 0]  # not an attempt
         assert store.progress.settle(group, place, token, acks((0, 0), (2, 2))).lost == ()
         assert other.progress.leaving(group, place, token) == []
+
+
+# ---- `Audit`: who changed what ----
+
+ANN, BOB = Asker("ann", "wire", "10.0.0.1:5000"), Asker("bob", "cli", "desk")
+
+
+def _noted(store: Store, by: Asker = ANN, topic: str = "orders", *, most: int = 1000) -> int:
+    return store.audit.begin(by, "alter_topic", topic, "", {}, {"partitions": 4}, most)
+
+
+class AuditContract(StoreHarness):
+    def test_an_entry_is_begun_and_completed(self, store: Store, other: Store, clock: MovableClock) -> None:
+        id = store.audit.begin(ANN, "pause", "orders", "billing", {"paused": True}, {"paused": False}, 1000)
+        begun = AuditEntry(
+            id, clock.ms, "ann", "wire", "10.0.0.1:5000", "pause", "orders", "billing", "begun",
+            {"paused": True}, {"paused": False}, None,
+        )  # fmt: skip
+        assert other.audit.entries(limit=10) == [begun]
+        other.audit.end(id, "done", {"paused": False}, {"paused": True})
+        ended = replace(begun, outcome="done", after={"paused": True})
+        assert store.audit.entries(limit=10) == [ended]
+
+    def test_an_entry_is_taken_back_and_its_id_is_not_used_again(self, store: Store) -> None:
+        id = _noted(store)
+        store.audit.drop(id)
+        assert store.audit.entries(limit=10) == []
+        store.audit.end(id, "done", None, None)  # of what has gone nothing is said
+        assert _noted(store) > id
+
+    def test_entries_are_found_by_topic_by_whom_and_by_time(self, store: Store, clock: MovableClock) -> None:
+        first = _noted(store)
+        clock.ms += 1000
+        second = _noted(store, BOB, "payments")
+        third = _noted(store, BOB)
+
+        def found(**wanted: Any) -> list[int]:
+            return [entry.id for entry in store.audit.entries(limit=10, **wanted)]
+
+        assert found() == [third, second, first]
+        assert found(topic="orders") == [third, first]
+        assert found(who="bob") == [third, second]
+        assert found(who="bob", topic="orders") == [third]
+        assert found(since=clock.ms) == [third, second]
+        assert found(before=third) == [second, first]
+        assert found(after=first) == [third, second]
+        assert [entry.id for entry in store.audit.entries(limit=1)] == [third]
+
+    def test_old_entries_are_forgotten(self, store: Store, clock: MovableClock) -> None:
+        _noted(store)
+        clock.ms += 1000
+        kept = _noted(store)
+        assert store.audit.trim(clock.ms, 1000) == 1
+        assert [entry.id for entry in store.audit.entries(limit=10)] == [kept]
+
+    def test_the_oldest_make_room(self, store: Store) -> None:
+        ids = [_noted(store, by) for by in (ANN, BOB) * 4]
+        assert store.audit.trim(0, 6) == 2
+        assert [entry.id for entry in store.audit.entries(limit=10)] == ids[:1:-1]
+
+    def test_whoever_does_very_much_does_not_push_out_what_others_did(self, store: Store) -> None:
+        kept = _noted(store, BOB)
+        for _ in range(120):
+            _noted(store, ANN, most=20)
+        found = store.audit.entries(limit=1000)
+        assert found[-1].id == kept
+        assert 20 <= len(found) < 20 + 50 + 1  # it is looked at now and then
+
+    def test_names_that_nobody_has_checked_are_stored_harmlessly(self, store: Store) -> None:
+        nasty = "x\0<script>\ud800ä" + "y" * 1000
+        store.audit.begin(Asker(nasty, "wire", nasty), "split", nasty, nasty, {nasty: nasty}, None, 1000)
+        (found,) = store.audit.entries(limit=1)
+        assert found.who == found.topic == found.group
+        assert found.topic.startswith("x\\x00<script>") and len(found.topic) <= 250
+        assert found.topic.isprintable() and found.topic.isascii()
+
+    def test_a_state_of_any_size_is_cut(self, store: Store) -> None:
+        large = {f"partition {at}": "x" * 1000 for at in range(1024)}
+        id = _noted(store)
+        store.audit.end(id, "done", large, None)
+        (found,) = store.audit.entries(limit=1)
+        assert found.before is not None and found.before["more"] == 1024 - (len(found.before) - 1)
+        assert len(str(found.before)) < 16_000
+
+    def test_a_principals_change_has_its_entry_in_the_same_transaction(self, store: Store) -> None:
+        store.access.add(Principal("shop", (SEND,)), A, by=BOB)
+        store.access.permit("shop", (CONSUME,), (SEND,), by=BOB)
+        store.access.permit("shop", (CONSUME,), (), by=BOB)  # it has that
+        store.access.put(Principal("shop", (CONSUME,)), B, by=BOB)
+        store.access.remove("shop", by=BOB)
+        store.access.remove("shop", by=BOB)  # it is not there
+        with pytest.raises(UnknownPrincipal):
+            store.access.permit("shop", (SEND,), (), by=BOB)
+        send, consume = {"permissions": str(SEND)}, {"permissions": str(CONSUME)}
+        found = [(one.action, one.before, one.after) for one in store.audit.entries(limit=10)]
+        assert found == [
+            ("remove_principal", consume, None),
+            ("rotate_token", consume, consume),
+            ("change_permissions", send, consume),
+            ("add_principal", None, send),
+        ]
+        assert not any(secret in repr(store.audit.entries(limit=10)) for secret in (A, B))
 
 
 # ---- `Brokers`: who is served now, and who uses the store, by its clock (R2, R6) ----

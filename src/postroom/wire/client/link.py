@@ -13,13 +13,15 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
 from ...config import DEFAULTS, WireTuning
 from ...endpoint.operations import Operation
 from ...endpoint.requests import Answer, Ask, Request
+from ...endpoint.values import PollReply
 from ...errors import BrokerUnavailable, MessageTooLarge, PostroomError, ProtocolError
-from ..frames import ERROR, PREFIX_BYTES, REPLY, Frame, FrameParser, encode
+from ..frames import ERROR, PART, PREFIX_BYTES, REPLY, Frame, FrameParser, encode
 from ..messages import (
     ASK,
     CANCEL,
@@ -36,7 +38,7 @@ from ..messages import (
 )
 from ..replies import unpacked
 
-__all__ = ["Link", "LinkLost", "connect"]
+__all__ = ["Link", "LinkLost", "NotOfferedError", "connect"]
 
 _log = logging.getLogger("postroom.wire")
 
@@ -49,6 +51,10 @@ class LinkLost(Exception):
     def __init__(self, why: str, *, sent: bool) -> None:
         super().__init__(why)
         self.sent = sent
+
+
+class NotOfferedError(Exception):
+    """The broker does not know this operation: it is an older one."""
 
 
 class Link(asyncio.Protocol):
@@ -65,6 +71,7 @@ class Link(asyncio.Protocol):
         self._parser = FrameParser(_ANSWER_BYTES)
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
+        self._parts: dict[int, Callable[[Frame], None]] = {}  # who is told the first part of an answer
         self._urgent: dict[int, float] = {}  # by the loop's clock, since when requests that are no poll wait
         self._busy = False  # of late: whoever is, learns sooner that the broker is gone
         self._late: dict[int, tuple[Operation, Request]] = {}  # nobody waits for the answers any more
@@ -72,7 +79,7 @@ class Link(asyncio.Protocol):
         self._none_late = asyncio.Event()
         self._none_late.set()
         self._last_id = 0
-        self._heard_at = self._listed_at = self._loop.time()
+        self._heard_at = self._listed_at = self.greeted_at = self._loop.time()
         self._writable = asyncio.Event()
         self._writable.set()
         self._watching: asyncio.Task[None] | None = None
@@ -84,14 +91,24 @@ class Link(asyncio.Protocol):
     # ---- asking ----
 
     async def greet(self, hello: Hello) -> Welcome:
+        self.greeted_at = self._loop.time()  # what it took to connect says nothing of the broker's clock
         answer = await self._ask(HELLO, encode_header(hello))
         self.welcome = decode(answer.header, Welcome)
         self._watching = self._loop.create_task(self._watch())
         return self.welcome
 
-    async def call(self, operation: Operation, request: Request, body: Sequence[bytes] = ()) -> Any:
+    async def call(
+        self,
+        operation: Operation,
+        request: Request,
+        body: Sequence[bytes] = (),
+        early: Callable[[Any], None] | None = None,
+    ) -> Any:
+        """`early` is told the first part of an answer that has two."""
+        if operation.early and operation.name not in self.welcome.offers:
+            raise NotOfferedError(operation.name)
         slow = operation.waits or operation.slow
-        late = (operation, request) if operation.name == "poll" else None
+        late = (operation, request) if operation.reply is PollReply and operation.waits else None
         header = encode_header(request)
         size, limit = len(header) + sum(map(len, body)) + PREFIX_BYTES, self.welcome.max_frame_bytes
         if size > limit:
@@ -100,8 +117,12 @@ class Link(asyncio.Protocol):
                 "batches, or raise max_frame_bytes of the broker",
                 max_bytes=limit,
             )
-        answer = await self._ask(operation.kind, header, body, slow=slow, late=late)
+        part = None if early is None else partial(self._told_early, operation, early)
+        answer = await self._ask(operation.kind, header, body, slow=slow, late=late, part=part)
         return unpacked(operation, answer)
+
+    def _told_early(self, operation: Operation, early: Callable[[Any], None], frame: Frame) -> None:
+        early(decode(frame.header, operation.early_reply))
 
     async def _ask(
         self,
@@ -111,6 +132,7 @@ class Link(asyncio.Protocol):
         *,
         slow: bool = False,
         late: tuple[Operation, Request] | None = None,
+        part: Callable[[Frame], None] | None = None,
     ) -> Frame:
         while not self._writable.is_set() and not self.gone:
             await self._writable.wait()
@@ -119,7 +141,9 @@ class Link(asyncio.Protocol):
         id = self._next_id()
         answered: asyncio.Future[Frame] = self._loop.create_future()
         self._waiting[id] = answered
-        if not slow:
+        if part is not None:
+            self._parts[id] = part
+        if not slow or part is not None:  # which is waited for, as any answer is
             self._busy = True
             self._urgent[id] = self._loop.time()
         self._transport.writelines(encode(kind, id, header, body))
@@ -132,6 +156,7 @@ class Link(asyncio.Protocol):
             self._waiting.pop(id, None)
             self._urgent.pop(id, None)
             self._crossed.pop(id, None)
+            self._parts.pop(id, None)
         if frame.flags & ERROR:
             raise raised(decode(frame.header, Failure))
         return frame
@@ -221,7 +246,11 @@ class Link(asyncio.Protocol):
             self._end(f"{self.address} answered with something else: {error}")
 
     def _take(self, frame: Frame) -> None:
-        if frame.flags & REPLY:
+        if frame.flags & PART:
+            self._urgent.pop(frame.id, None)
+            if (part := self._parts.pop(frame.id, None)) is not None:
+                part(frame)
+        elif frame.flags & REPLY:
             answered = self._waiting.get(frame.id)
             if answered is not None and answered.done():  # cancelled, and who waited has not come to know it
                 self._crossed[frame.id] = frame

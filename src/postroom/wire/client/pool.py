@@ -78,16 +78,17 @@ class Pool:
 
     async def call(
         self, operation: Operation, request: Request, body: Sequence[bytes] = (), *, key: str = "",
-        again: Callable[[], Request] | None = None,
+        again: Callable[[], Request] | None = None, early: Callable[[Any], None] | None = None,
     ) -> Any:  # fmt: skip
-        """Ask the broker that is preferred for the key, or the next. `again`: the request once more."""
+        """Ask the broker that is preferred for the key, or the next. `again`: the request once more. `early`
+        is told the first part of an answer that has two; NotOfferedError if the broker is too old for it."""
         failed: dict[str, int] = {}  # by broker's id, how often
         left = False  # it may have reached a broker that did not answer
         while True:
             link = await self._link(key, failed, left)
             broker = link.welcome.broker
             try:
-                return await link.call(operation, request, body)
+                return await link.call(operation, request, body, early)
             except LinkLost as lost:
                 left = left or lost.sent
                 failed[broker] = failed.get(broker, 0) + 1
@@ -188,7 +189,6 @@ class Pool:
         return task
 
     async def _connect(self, address: str) -> Link:
-        sent_at = self._loop.time()
         try:
             ms, tuning = self._tuning.connect_ms, self._tuning
             link = await connect(address, self._hello, self._tls, timeout_ms=ms, tuning=tuning)
@@ -206,7 +206,7 @@ class Pool:
             return known
         self._links[link.welcome.broker] = link
         self._away.pop(address, None)
-        self._learn(link, link.welcome.brokers, link.welcome.now_ms, sent_at)
+        self._learn(link, link.welcome.brokers, link.welcome.now_ms, link.greeted_at)
         return link
 
     async def _check_queue(self, link: Link) -> None:

@@ -29,7 +29,7 @@ from ...clock import Clock
 from ...config import DEFAULTS, Limits, WireTuning
 from ...endpoint import requests as r
 from ...endpoint.asking import AskingEndpoint
-from ...endpoint.endpoint import Endpoint
+from ...endpoint.endpoint import Endpoint, OnSettled
 from ...endpoint.operations import OPERATIONS, Operation
 from ...endpoint.requests import Beats
 from ...endpoint.values import (
@@ -61,6 +61,7 @@ from .. import messages as m
 from ..frames import ERROR, Frame, FrameParser, encode
 from ..messages import HELLO, Failure, Hello, Welcome, decode, encode_header, raised
 from ..replies import unpacked
+from .link import NotOfferedError
 from .pool import Pool
 
 __all__ = ["Beater", "RemoteEndpoint", "beatings", "open_remote", "settles"]
@@ -329,7 +330,8 @@ class RemoteEndpoint(AskingEndpoint):
         self.on_ask: Callable[[r.Ask], r.Answer] = lambda ask: r.Answer()
         self._clock = clock  # of tests that move time
         self._loop = asyncio.get_running_loop()
-        self._offset_ms = 0.0  # what the store's clock is ahead of this process's
+        # what the store's clock is ahead of monotonic time; by this process's clock until a broker has told
+        self._offset_ms = (time.time() - time.monotonic()) * 1000
         self._round_trip_s = 1e9  # of the answer it was taken from
         self._polls_at: dict[tuple[str, str], str] = {}  # by topic and group, where its polls go
         self._background: set[asyncio.Task[None]] = set()
@@ -350,11 +352,15 @@ class RemoteEndpoint(AskingEndpoint):
         return int(time.monotonic() * 1000 + self._offset_ms)
 
     def _time_told(self, now_ms: int, sent_at: float) -> None:
-        """Believes the quickest of all answers, which tells the time best, and forgets it by and by."""
+        """Believes the quickest of all answers, which tells the time best, and forgets it by and by.
+
+        The broker may have read its clock as soon as it was asked. It is not earlier there than that says, so
+        what is delayed by it comes late by a round trip at most, and never early (R35).
+        """
         took = self._loop.time() - sent_at
         if took <= self._round_trip_s * 1.1:
             self._round_trip_s = took
-            self._offset_ms = now_ms - (time.monotonic() - took / 2) * 1000
+            self._offset_ms = now_ms - (time.monotonic() - took) * 1000
         self._round_trip_s *= 1.05
 
     # ---- operations that are asked as they are ----
@@ -421,6 +427,39 @@ class RemoteEndpoint(AskingEndpoint):
         assert isinstance(answer, PollReply)
         return answer
 
+    async def settle_and_poll(
+        self, topic: str, group: str, parts: Sequence[Settle], request: PollRequest, settled: OnSettled
+    ) -> PollReply:
+        """In one request if it is not long, and the broker is not too old."""
+        portions = list(settles(parts))
+        if len(portions) > 1:
+            return await super().settle_and_poll(topic, group, parts, request, settled)
+        key = self._polls_at[request.topic, request.group] = f"m{request.member}"
+        asked = r.SettleAndPoll(topic, group, tuple(portions[0]), request)
+        told = repeated = False
+
+        def again() -> r.SettleAndPoll:
+            nonlocal repeated
+            repeated = True
+            return r.SettleAndPoll(topic, group, () if told else asked.parts, replace(request, repeated=True))
+
+        def early(reply: SettleReply) -> None:
+            nonlocal told
+            if not told:
+                told = True
+                settled(replace(reply, lost=_really_lost(reply)) if repeated else reply)
+
+        operation = OPERATIONS["settle_and_poll"]
+        try:
+            answer = await self.pool.call(operation, asked, key=key, again=again, early=early)
+        except NotOfferedError:
+            request = replace(request, repeated=repeated)
+            if told:
+                return await self.poll(request)
+            return await super().settle_and_poll(topic, group, parts, request, settled)
+        assert isinstance(answer, PollReply)
+        return answer
+
     async def unpark(self, request: UnparkRequest) -> PollReply:
         key = self._polls_at.get((request.topic, request.group), "")
         answer = await self.pool.call(OPERATIONS["unpark"], r.Unpark(request), key=key)
@@ -431,7 +470,7 @@ class RemoteEndpoint(AskingEndpoint):
         self._polls_at.pop((topic, group), None)  # members of it that stay say so with their next poll
         await super().unsubscribe(topic, group, member)
 
-    def _came_late(self, asked: r.Poll, reply: PollReply) -> None:
+    def _came_late(self, asked: r.Poll | r.SettleAndPoll, reply: PollReply) -> None:
         """The answer to a poll that was cancelled: what it brings is given back."""
         if reply.grants and not asked.request.on_delivery:
             giving_back = self._loop.create_task(self._give_back(asked.request, reply))

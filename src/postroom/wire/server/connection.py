@@ -13,12 +13,13 @@ import asyncio
 import logging
 import socket
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Protocol, cast
 
 from ...endpoint.operations import OPERATIONS, Operation
 from ...endpoint.requests import Answer, Ask
 from ...errors import BrokerUnavailable, PostroomError, ProtocolError, UnknownTopic
-from ..frames import ERROR, REPLY, Frame, FrameParser, encode
+from ..frames import ERROR, PART, REPLY, Frame, FrameParser, encode
 from ..messages import (
     ASK,
     BROKERS,
@@ -246,7 +247,8 @@ class Connection(asyncio.Protocol):
         try:
             if not self._writable.is_set():
                 await self._writable.wait()
-            reply = await session.call(found, request, frame.body)
+            early = partial(self._send_part, frame, asyncio.current_task()) if found.early else None
+            reply = await session.call(found, request, frame.body, early)
             header, body = packed(found, reply)
             head = encode_header(header)
             size = len(head) + sum(map(len, body))
@@ -323,6 +325,12 @@ class Connection(asyncio.Protocol):
             self.count_unread()
         if self._looking is None:
             self._look_soon()
+
+    def _send_part(self, frame: Frame, task: asyncio.Task[Any] | None, part: Any) -> None:
+        """Sends the first part of an answer, unless the request was ended otherwise: it is small."""
+        if self._transport is not None and self._tasks.get(frame.id) is task:
+            pieces = encode(frame.kind, frame.id, encode_header(part), (), REPLY | PART)
+            self._transport.writelines(pieces)
 
     def count_unread(self) -> None:
         """Holds room for what the client has not read; nothing, as a rule."""

@@ -14,6 +14,7 @@ import uuid
 
 from ...broker.access import Gatekeeper
 from ...broker.served import Servable
+from ...endpoint.operations import OPERATIONS
 from ...errors import BrokerUnavailable, PostroomError
 from ..messages import BrokerInfo, BrokerList, Hello, Welcome
 from .answers import Answers
@@ -24,6 +25,8 @@ from .session import Session
 __all__ = ["WireServer"]
 
 _log = logging.getLogger("postroom.wire")
+
+_OFFERS = tuple(one.name for one in OPERATIONS.values() if one.early)  # what the first brokers did not know
 
 
 class WireServer:
@@ -48,6 +51,9 @@ class WireServer:
 
     async def start(self) -> None:
         """Listen, and be known. UsageError if the port is taken."""
+        # Before anybody can come: no client is to wait for them, nor to be told of a queue without a name.
+        self._queue = await self.broker.in_thread(self.broker.store.brokers.queue)
+        await self.broker.identity_key()
         advice = "is another broker there? choose another port, or stop that one"
         self._server = Acceptor(
             listen(self.listening.host, self.listening.port, "", advice),
@@ -58,11 +64,16 @@ class WireServer:
             tuning=self.listening.tuning,
         )
         self._brokers = (self._me(),)
-        self._queue = await self.broker.in_thread(self.broker.store.brokers.queue)
-        await self.broker.identity_key()  # no client is to wait for it
+        try:
+            await self._be_known()
+        except BaseException:  # the store went away: whoever tries again finds the port free
+            await self.stop(0)
+            raise
+        self._duties = [asyncio.create_task(self._keep_entering()), asyncio.create_task(self._keep_ticking())]
+
+    async def _be_known(self) -> None:
         await self._enter()
         await self.broker.presence.enter(f"broker {self.address}")
-        self._duties = [asyncio.create_task(self._keep_entering()), asyncio.create_task(self._keep_ticking())]
 
     async def stop(self, grace_ms: int = 10_000) -> None:
         """Take no more, end polls, let the rest end within the grace; then close."""
@@ -156,9 +167,10 @@ class WireServer:
         self._strangers.pop(connection, None)
         share = self.answers.share(principal.name)
         session = Session(self.broker, self._gatekeeper, principal, connection.client, share, self.listening)
+        session.peer = connection.peer
         return session, Welcome(
             version, self.id, principal.name, self.broker.now_ms(), self.listening.max_frame_bytes,
-            self._brokers, "postroom", self._queue,
+            self._brokers, "postroom", self._queue, _OFFERS,
         )  # fmt: skip
 
     def freed(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -16,11 +16,13 @@ from typing import Any
 from ...broker.access import Gatekeeper
 from ...broker.served import Servable
 from ...endpoint import requests as r
+from ...endpoint.asker import asked_by
 from ...endpoint.operations import Operation
 from ...endpoint.requests import Answer, Ask, Request
 from ...endpoint.values import Beat, Held, Settle, Verdict, released
 from ...errors import PostroomError, UnknownTopic, UsageError
 from ...model.access import Principal
+from ...model.audit import Asker
 from ...model.delivery.delivery import Span
 from ...model.messages.admission import walk, walk_all
 from ...model.topology.names import check_member
@@ -55,6 +57,8 @@ _log = logging.getLogger("postroom.wire")
 _LEAST_BYTES = 1024 * 1024  # what a poll may bring however many others wait
 _LISTED_BYTES = 1024 * 1024  # a list is expected to be no longer, unless the last one was
 _MOST_MESSAGES = 20_000  # of one answer, whatever is asked for
+_POLLS = (r.Poll, r.SettleAndPoll)
+_SETTLES = (r.SettleParts, r.SettleAndPoll)
 
 
 class Session:
@@ -71,6 +75,7 @@ class Session:
     ) -> None:
         self._broker, self._gatekeeper, self._principal = broker, gatekeeper, principal
         self._client, self.share = client, share
+        self.peer = "unknown"  # where the client is, for the audit log
         self._holdings = Holdings()
         self._one_bytes = limits.one_answer_bytes
         self._admit_s = limits.tuning.admit_s
@@ -82,20 +87,30 @@ class Session:
     def principal(self) -> Principal:
         return self._principal
 
-    async def call(self, operation: Operation, request: Request, body: bytes) -> Any:
-        """Returns the broker's answer; raises PermissionDenied, or whatever the broker has against it."""
+    async def call(
+        self, operation: Operation, request: Request, body: bytes, early: Callable[[Any], None] | None = None
+    ) -> Any:
+        """Returns the broker's answer; raises PermissionDenied, or whatever the broker has against it.
+
+        `early` is called with the first part of an answer that has two.
+        """
         await self._permit(operation, request)
         if isinstance(request, r.Append | r.Stage):
             await self._admit(request, body)
         elif isinstance(request, r.Beats):  # the only operation that blocks
             return await self._beat(request.beats)
-        elif isinstance(request, r.SettleParts):
+        elif isinstance(request, _SETTLES):
             self._holdings.settled(request.parts)
         arguments = {field: getattr(request, field) for field in request.__struct_fields__}
         if operation.body:
             arguments[operation.body] = body
+        if operation.early:
+            arguments[operation.early] = early
         arguments.update(operation.told(self._principal))
-        return await self._asked(operation, arguments)
+        if operation.changes is None:
+            return await self._asked(operation, arguments)
+        with asked_by(Asker(self._principal.name, "wire", self.peer)):
+            return await self._asked(operation, arguments)
 
     def shown(self, error: UnknownTopic) -> UnknownTopic:
         """Returns the error as the client may see it."""
@@ -132,7 +147,7 @@ class Session:
 
     def expected(self, operation: Operation, request: Any) -> int:
         """Returns for how much there must be room first. Who waits for messages holds nothing meanwhile."""
-        if isinstance(request, r.Poll) or (isinstance(request, r.Fetch) and request.wait_ms):
+        if isinstance(request, _POLLS) or (isinstance(request, r.Fetch) and request.wait_ms):
             return 0
         if isinstance(request, r.Fetch):
             return max(0, min(request.max_bytes, self._one_bytes))
@@ -140,13 +155,13 @@ class Session:
 
     def may_drop(self, operation: Operation, request: Any) -> bool:
         """Returns whether an answer without room may be thrown away: it can be asked for again."""
-        if isinstance(request, r.Poll | r.Unpark):
+        if isinstance(request, (*_POLLS, r.Unpark)):
             return not request.request.on_delivery  # else it is settled, and would be lost
         return operation.reads
 
     def granted(self, operation: Operation, request: Any, reply: Any, size: int) -> None:
         """Notes what is about to be sent."""
-        if isinstance(request, r.Poll):
+        if isinstance(request, _POLLS):
             self._holdings.granted(request.request, reply, self._now_ms())
         elif not isinstance(request, r.Fetch):
             usual = self._usual.get(operation.name, 0)
@@ -154,7 +169,7 @@ class Session:
 
     async def give_back(self, request: Any, reply: Any) -> None:
         """Gives back what a poll was given whose answer is dropped; a holder of partitions asks again."""
-        if isinstance(request, r.Poll) and reply.grants and all(g.position < 0 for g in reply.grants):
+        if isinstance(request, _POLLS) and reply.grants and all(g.position < 0 for g in reply.grants):
             asked = request.request
             await self._broker.settle(asked.topic, asked.group, released(asked, reply.grants))
 
@@ -209,7 +224,7 @@ class Session:
         self._gatekeeper.permit(principal, operation, request)
         if isinstance(request, r.Append | r.Fetch):
             await self._gatekeeper.check_partition(request.topic, request.partition_id)
-        elif isinstance(request, r.SettleParts):
+        elif isinstance(request, _SETTLES):
             refuse_overlaps(request.parts)
             await self._gatekeeper.check_places({(part.topic, part.partition_id) for part in request.parts})
         elif isinstance(request, r.Beats):
@@ -226,7 +241,7 @@ def _rest_of(steps: Iterator[None]) -> None:
 
 def _members(request: Any) -> Iterable[str]:
     """Returns who takes part in a group, by what a request says."""
-    if isinstance(request, r.Poll | r.Unpark):
+    if isinstance(request, (*_POLLS, r.Unpark)):
         return (request.request.member,)
     if isinstance(request, r.Beats):
         return {beat.member for beat in request.beats}

@@ -185,6 +185,7 @@ def test_drain_in_two_phases(any_cli: ShardedCli) -> None:
     assert cli.states() == {"first": ("open", 2, 0, 0)}
 
 
+@pytest.mark.slow("starts programs")
 def test_delayed_messages_are_waited_for(cli: ShardedCli) -> None:
     for key in range(20):  # on both shards
         cli.ok("send", "orders", "later", "--delay", "1h", "--key", str(key))

@@ -114,7 +114,7 @@ def _states(cli: Cli, *words: str) -> tuple[int, dict[str, str]]:
 
 def test_a_queue_that_is_well(cli: Cli) -> None:
     code, states = _states(cli)
-    assert code == 0 and states.pop("idle group") == "warn"
+    assert code == 0 and states.pop("idle group") == states.pop("dead letters") == "warn"
     assert states.pop("disk") in ("ok", "warn") and states.pop("flush") in ("ok", "warn")
     assert set(states.values()) == {"ok"}
     assert {
@@ -161,3 +161,16 @@ def test_logs_of_deleted_topics_are_seen(cli: Cli) -> None:
     cli.ok("topic", "delete", "orders", "--yes")
     code, states = _states(cli)
     assert code == 0 and states["dropped logs"] == "warn"
+
+
+def test_how_long_messages_waited_of_late_is_shown_and_checked(cli: Cli) -> None:
+    cli.ok("topic", "create", "mails", "--partitions", "1")
+    cli.ok("group", "create", "mails", "post")
+    (before,) = cli.ok("lag", "mails", "--json").json
+    assert before["first_wait_p50_ms"] is before["first_wait_p95_ms"] is None
+    cli.ok("send", "mails", "a")
+    cli.ok("consume", "mails", "-g", "post", "-n", "1")
+    (after,) = cli.ok("lag", "mails", "--json").json
+    assert 0 <= after["first_wait_p50_ms"] <= after["first_wait_p95_ms"]
+    assert "p95" in cli.ok("lag", "mails", "--max-wait", "1d").out
+    assert "p95" in cli.ok("status").out

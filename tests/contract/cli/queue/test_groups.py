@@ -51,6 +51,7 @@ def test_settings_of_a_topic_are_set_shown_and_changed(cli: Cli) -> None:
     assert (shown["max_backlog"], shown["dedup_window_ms"], shown["max_backlog_bytes"]) == (0, 0, 1024 * 1024)
 
 
+@pytest.mark.slow("starts programs")
 def test_a_full_backlog_is_an_error_that_says_what_to_do(cli: Cli) -> None:
     """R9."""
     cli.ok("group", "create", "orders", "billing")
@@ -99,6 +100,7 @@ def test_wrong_values(tmp_path: Path, words: list[str], hint: str) -> None:
 # --- slow lanes ---
 
 
+@pytest.mark.slow("starts programs")
 def test_a_slow_lane(cli: Cli) -> None:
     """R42."""
     cli.ok("group", "create", "orders", "lane", "--slow-lane", "failures=0.3,handling=5s,at_least=3")
@@ -153,6 +155,7 @@ def test_an_ordered_group(cli: Cli) -> None:
     assert got == "1\n2\n3\n"
 
 
+@pytest.mark.slow("starts programs")
 def test_who_holds_a_partition_and_what_stopped(cli: Cli) -> None:
     asyncio.run(_stop_one(cli))
 
@@ -197,6 +200,7 @@ def _restart(cli: Cli) -> None:
 # --- broadcast ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow("starts programs")
 def test_a_broadcast_group_is_shown_by_member(cli: Cli) -> None:
     """R11."""
     words = ("consume", "orders", "-g", "cache", "--create", "--wait", "500ms")

@@ -59,6 +59,7 @@ def ranges(cli: Cli) -> list[tuple[int, int]]:
     return [(p["first_slot"], p["last_slot"]) for p in found if not p["sealed"]]
 
 
+@pytest.mark.slow("starts programs")
 def test_a_plan_is_carried_out(cli: Cli) -> None:
     plan, path = plan_file(cli)
     assert [step.do for step in plan.steps].count("merge") == 1 and len(plan.steps) > 2

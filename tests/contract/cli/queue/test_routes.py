@@ -112,6 +112,7 @@ def test_a_dry_run_changes_nothing(here: Cli) -> None:
     assert here.ok("route", "show", "orders", "--json").json["version"] == 1
 
 
+@pytest.mark.slow("starts programs")
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["really", "dry"])
 @pytest.mark.parametrize(
     ("words", "code", "hint"),

@@ -74,6 +74,7 @@ def test_a_group_that_was_paused_is_named(cli: Cli) -> None:
     assert "is paused: `postroom group resume orders billing`" in cli.ok("status").out
 
 
+@pytest.mark.slow("starts programs")
 def test_lag_and_group_list_need_no_topic(cli: Cli) -> None:
     lags = cli.ok("lag", "--json").json
     assert [(lag["topic"], lag["group"]) for lag in lags] == [("orders", "billing"), ("orders", "ledger")]

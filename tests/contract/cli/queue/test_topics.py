@@ -227,3 +227,23 @@ def test_a_dry_run_counts_and_changes_nothing(orders: Cli, words: tuple[str, ...
     assert orders.ok(*words, "--dry-run").out.startswith("would ")
     assert orders.ok(*words, "--dry-run", "--json").json["dry_run"] is True
     assert orders.ok("topic", "show", "orders", "--json").json == before
+
+
+def test_a_group_is_converted_for_kafka_clients_and_back(cli: Cli) -> None:
+    with postroom.sync.connect(cli.url) as mq:
+        mq.create_topic("orders", kafka_partitions=1, keys="java")
+        mq.send_many("orders", [b"1", b"2", b"3"])
+    cli.ok("consume", "orders", "-g", "billing", "--create", "-n", "2")
+    words = ("group", "convert", "orders", "billing")
+    planned = cli.ok(*words, "--to", "kafka", "--dry-run", "--json").json
+    assert [(one["before"], one["after"], one["again"]) for one in planned["partitions"]] == [(2, 2, 0)]
+    done = cli.ok(*words, "--to", "kafka", "--yes")
+    assert done.out.strip().endswith(
+        "group billing is kafka now: 0 messages come again, 0 messages are skipped"
+    )
+    assert cli.ok("group", "list", "orders", "--json").json[0]["mode"] == "kafka"
+    assert cli(*words, "--to", "broadcast", "--yes").code == 2
+    cli.ok(*words, "--to", "ordered", "--yes")
+    assert cli.ok("consume", "orders", "-g", "billing", "-n", "1").out.strip().endswith("3")
+    shown = cli.ok("topic", "show", "orders").out
+    assert "keys by the rule of java" in shown

@@ -241,3 +241,13 @@ async def test_retention_may_take_some_of_a_move_that_was_cut_off(mq: Connection
         while (await mq.lag("orders", "billing")).total.messages:
             assert await consumer.poll(wait=0.3) == []
     assert [letter.value for letter in await mq.dead_letters("orders", "billing")] == [b"0", b"1", b"2"]
+
+
+async def test_a_far_retry_is_listed_in_the_groups_own_topic_and_a_near_one_is_not(mq: Connection) -> None:
+    await mq.send("orders", b"a", id="o-1")
+    await fail(mq, FAR + 1)
+    (far,) = await mq.delayed(RETRIES)
+    assert (far.id, far.value) == ("o-1", b"a")
+    await mq.send("orders", b"b")
+    await fail(mq, FAR - 1)
+    assert await mq.delayed("orders") == [] and len(await mq.delayed(RETRIES)) == 1

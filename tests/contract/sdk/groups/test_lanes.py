@@ -211,6 +211,7 @@ async def test_an_app_gives_the_lane_its_share_of_handlers(mq: Connection) -> No
     assert 1 <= most <= 2
 
 
+@pytest.mark.slow("works for seconds")
 async def test_a_retry_in_the_lane_comes_back_there_and_counts(mq: Connection, clock: ManualClock) -> None:
     await make_slow(mq)
     await mq.send("orders", b"x", source="bad")
@@ -225,6 +226,7 @@ async def test_a_retry_in_the_lane_comes_back_there_and_counts(mq: Connection, c
     assert await lane_lag(mq) == 0
 
 
+@pytest.mark.slow("works for seconds")
 @in_memory
 async def test_attempts_before_it_was_set_aside_count(mq: Connection, clock: ManualClock) -> None:
     await mq.send("orders", b"x", source="bad")
@@ -279,6 +281,7 @@ async def test_a_suspect_in_the_lane_waits_for_empty_hands(mq: Connection, clock
 # ---- out of it ----
 
 
+@pytest.mark.slow("works for seconds")
 @everywhere
 async def test_a_source_returns_after_a_clean_period(mq: Connection, clock: ManualClock) -> None:
     await make_slow(mq)
@@ -417,6 +420,7 @@ async def test_a_lane_goes_with_its_group(mq: Connection) -> None:
 # ---- cut off (I12) ----
 
 
+@pytest.mark.slow("works for seconds")
 @everywhere
 @embedded("its mover is cut off")
 @pytest.mark.parametrize("step", ["stamped", "appended"])
@@ -477,6 +481,7 @@ async def test_retention_may_take_some_of_a_move_that_was_cut_off(mq: Connection
     assert (await mq.lag("orders", "billing")).total.messages == 0
 
 
+@pytest.mark.slow("works for seconds")
 @pytest.mark.parametrize("stored", [False, True])
 async def test_a_lane_that_was_moved_to_another_shard_meanwhile(tmp_path: Path, stored: bool) -> None:
     """The stamp names a partition that is sealed now: what it does not have goes to the successor, once."""

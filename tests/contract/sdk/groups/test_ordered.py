@@ -279,6 +279,7 @@ async def test_closing_hands_over_at_once(mq: Connection, opened: Open) -> None:
         await following.close()
 
 
+@pytest.mark.slow("works for seconds")
 async def test_a_member_that_joins_gets_its_share_and_gives_it_back(mq: Connection, opened: Open) -> None:
     async with mq.consumer("orders", "billing", member="one"):
         await settle_down(mq, {"one": 4})
@@ -372,6 +373,7 @@ async def test_a_waiting_retry_keeps_its_time_at_the_next_holder(
         assert [(v, m.attempt) for v, m in zip(values(got), got, strict=True)] == [("a0", 2), ("a1", 1)]
 
 
+@pytest.mark.slow("works for seconds")
 @everywhere
 async def test_members_join_leave_and_crash_and_every_key_stays_in_order(
     mq: Connection, opened: Open, clock: ManualClock
@@ -420,6 +422,7 @@ async def test_members_join_leave_and_crash_and_every_key_stays_in_order(
     assert (await mq.lag("orders", "billing")).total.messages == 0
 
 
+@pytest.mark.slow("works for seconds")
 async def test_members_at_once_never_handle_a_key_at_once(mq: Connection, opened: Open) -> None:
     """Nobody crashes here, so no key may ever be in two hands, nor anything be handled twice."""
     ledger = Ledger()
@@ -539,6 +542,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
+@pytest.mark.slow("kills processes for seconds")
 async def test_processes_that_are_killed(tmp_path: Path) -> None:
     """kill -9 of one of two members: the other takes over, and no key goes back further than it must."""
     url, notes = f"sqlite:///{tmp_path}/q.db", tmp_path / "notes"

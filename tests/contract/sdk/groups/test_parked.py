@@ -68,6 +68,7 @@ async def mq(connection: Connection) -> Connection:
     return connection
 
 
+@pytest.mark.slow("any number is thousands")
 @everywhere
 @pytest.mark.parametrize("exhausted", ["stop", "dead"])
 async def test_any_number_of_messages_behind_a_failing_one_holds_nobody_up(
@@ -93,6 +94,7 @@ async def test_any_number_of_messages_behind_a_failing_one_holds_nobody_up(
     assert book.count(bad=True) == BAD
 
 
+@pytest.mark.slow("works for seconds")
 @everywhere
 async def test_the_next_holder_goes_on_where_the_line_is(
     mq: Connection, opened: Open, clock: ManualClock

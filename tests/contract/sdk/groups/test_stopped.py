@@ -202,6 +202,17 @@ async def test_one_is_dropped_and_its_key_goes_on(mq: Connection, clock: ManualC
 
 
 @everywhere
+async def test_its_key_goes_on_at_once_and_not_with_the_next_heartbeat(
+    connection: Connection, clock: ManualClock
+) -> None:
+    await connection.create_topic("orders", partitions=1)
+    await connection.create_group("orders", "billing", **STOP | {"lease": 3600})  # heartbeats: 20 minutes
+    async with stopped_keys(connection, clock) as ann:
+        assert await connection.drop_stopped("orders", "billing", ids=["b1"]) == 1
+        assert await handle(ann, 1) == ["b2"]
+
+
+@everywhere
 async def test_they_are_decided_about_while_nobody_holds_the_partition(
     mq: Connection, clock: ManualClock
 ) -> None:

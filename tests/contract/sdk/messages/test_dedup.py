@@ -318,6 +318,7 @@ asyncio.run(main(sys.argv[1]))
 """
 
 
+@pytest.mark.slow("works for seconds")
 async def test_processes_that_send_the_same_at_once(tmp_path: Any) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
     async with postroom.connect(url) as mq:

@@ -349,6 +349,7 @@ def _sent_by_another(url: str, delay: float, stay: str) -> subprocess.Popen[str]
     return sender
 
 
+@pytest.mark.few(1, "starts programs")
 @pytest.mark.parametrize("stay", ["leave", "stay", "die"])
 async def test_what_another_process_has_sent_is_delivered(file_url: str, stay: str) -> None:
     """It leaves; it stays, and moves them itself; it is killed while it has the mover's lease."""
@@ -371,3 +372,60 @@ async def test_what_another_process_has_sent_is_delivered(file_url: str, stay: s
             finally:
                 sender.kill()
                 await asyncio.to_thread(sender.communicate)
+
+
+# ---- what waits ----
+
+
+@everywhere
+async def test_what_waits_is_listed_the_soonest_first_with_its_id_key_and_moment(
+    mq: Connection, clock: ManualClock
+) -> None:
+    late = await mq.send("orders", b"late", key="k", delay=60, id="o-2", headers={"source": "web"})
+    await mq.send("orders", b"soon", delay=30)
+    await mq.send("orders", b"now")
+    soon, last = await mq.delayed("orders")
+    assert (soon.value, soon.key, len(soon.id), soon.size) == (b"soon", None, 15, 4)
+    assert (last.id, last.key, last.text, dict(last.headers)) == ("o-2", b"k", "late", {"source": b"web"})
+    assert last.due == late.due and last.due_ms == clock.now_ms() + 60_000
+    assert soon.due < last.due
+    assert await mq.cancel("orders", soon.id)
+    assert [one.id for one in await mq.delayed("orders")] == ["o-2"]
+    clock.advance(60)
+    assert sorted(await taken(mq, 2)) == [b"late", b"now"]
+    assert await mq.delayed("orders") == []
+
+
+@everywhere
+async def test_pages_of_what_waits_have_everything_once(mq: Connection) -> None:
+    await mq.send_many("orders", [Message(b"%d" % n, key=str(n), delay=60) for n in range(50)])
+    for n in range(50, 80):
+        await mq.send("orders", b"%d" % n, delay=60 + n)
+    found: list[postroom.Delayed] = []
+    while page := await mq.delayed("orders", limit=7, after=found[-1] if found else None):
+        assert len(page) == 7 or page[-1].value == b"79"
+        found += page
+    assert sorted(int(one.value) for one in found) == list(range(80))
+    assert [one.due_ms for one in found] == sorted(one.due_ms for one in found)
+    rest = await mq.delayed("orders", after=found[60].cursor)
+    assert [one.id for one in rest] == [one.id for one in found[61:]]
+
+
+async def test_a_list_of_what_waits_says_what_is_wrong_with_a_question(mq: Connection) -> None:
+    for wrong in ("", "1-2-3", "x-1-1-1", "1-1-1-" + "9" * 90, "-".join(["9" * 20] * 4)):
+        with pytest.raises(postroom.InvalidSetting, match="or its cursor"):
+            await mq.delayed("orders", after=wrong)
+    with pytest.raises(postroom.InvalidSetting, match="from 1 up"):
+        await mq.delayed("orders", limit=0)
+    with pytest.raises(postroom.UnknownTopic, match="did you mean"):
+        await mq.delayed("order")
+
+
+async def test_a_delayed_batch_that_cannot_be_read_hides_no_other(
+    mq: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    from postroom.client.consumer.delayed import _messages
+    from postroom.endpoint.values import DelayedBatch
+
+    assert list(_messages("orders", DelayedBatch(7, 1, 5, 1, b"\0" * 90), 0)) == []
+    assert "in row 7 cannot be read" in caplog.text

@@ -191,6 +191,7 @@ async def test_leases_are_kept_while_time_passes(mq: Connection, clock: ManualCl
         await consumer.ack(messages)
 
 
+@pytest.mark.slow("works for seconds")
 @everywhere
 async def test_a_poisonous_message_ends_alone(mq: Connection, opened: Open, clock: ManualClock) -> None:
     """I14: whoever touches message 5 dies; only it reaches the dead letters."""

@@ -144,6 +144,7 @@ async def test_a_message_that_is_no_request_is_handled_all_the_same(app: App, mq
     assert (got, await left(mq)) == ([b"x"], 1)  # retried, as by subscribe
 
 
+@pytest.mark.slow("works for seconds")
 @embedded("served, as many are under way as a connection may have; the other tests are enough")
 async def test_thousands_are_under_way_at_once(app: App, mq: Connection) -> None:
     begun, all_here = 0, asyncio.Event()

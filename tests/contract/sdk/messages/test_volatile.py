@@ -199,6 +199,7 @@ asyncio.run(main(*sys.argv[1:3]))
 """
 
 
+@pytest.mark.slow("works for seconds")
 @only_file
 @pytest.mark.parametrize("killed", [False, True])
 async def test_another_process_shares_them_and_its_kill_loses_nothing(any_url: str, killed: bool) -> None:

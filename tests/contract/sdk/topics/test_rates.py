@@ -536,6 +536,7 @@ async def test_a_busy_limit_costs_a_transaction_a_slice(mq: Connection) -> None:
     assert 1 <= spend.call_count <= 2 + took / 0.1
 
 
+@pytest.mark.slow("works for seconds")
 @in_memory
 async def test_what_is_not_used_is_given_back(mq: Connection, opened: Open) -> None:
     """A process that ends, or is idle, keeps nothing for itself."""

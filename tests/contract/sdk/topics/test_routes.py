@@ -70,6 +70,7 @@ async def nothing_waits(mq: Connection, group: str) -> bool:
 # ---- groups ----
 
 
+@pytest.mark.slow("works for seconds")
 @everywhere
 async def test_a_group_walks_from_the_beginning_through_every_change(mq: Connection) -> None:
     """R27: it starts when all changes are made, and gets everything, each key in order."""

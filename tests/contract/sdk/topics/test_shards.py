@@ -122,6 +122,7 @@ async def test_no_address_is_in_any_table(files: Url, tmp_path: Path, mq: Connec
 # --- everything as on one database -------------------------------------------------------------------
 
 
+@pytest.mark.slow("works for seconds")
 @pytest.mark.parametrize("mode", ["shared", "ordered"])
 async def test_messages_go_through_all_shards(queue: Url, mode: str) -> None:
     async with postroom.connect(queue[0], shards=queue[1], migrate=True) as mq:
@@ -139,6 +140,7 @@ async def test_messages_go_through_all_shards(queue: Url, mode: str) -> None:
         assert len(await receive(again, 100)) == 100
 
 
+@pytest.mark.slow("works for seconds")
 async def test_order_is_kept_while_partitions_move_there_and_back(queue: Url) -> None:
     async with postroom.connect(queue[0], shards=queue[1], migrate=True) as mq:
         await mq.create_topic("orders", partitions=2)

@@ -511,6 +511,7 @@ async def test_a_lease_that_passed_in_the_buffer_is_not_handed_out(
     await fill(mq, 4)
     async with mq.consumer("orders", "billing", lease=10) as consumer:
         handed = await consumer.poll(max_messages=1)
+        await turns()  # the next poll waits
         clock.advance(11)  # the machine slept; the heartbeat has not run yet
         endpoint.steal(1)
         assert await consumer.poll(wait=0) == []

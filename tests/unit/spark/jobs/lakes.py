@@ -15,6 +15,7 @@ import pytest
 
 from postroom.spark.jobs.archive import _Files
 from postroom.spark.jobs.lake import COLUMNS, File, Lake, Mark, arrow_schema, open_lake
+from postroom.spark.jobs.lake.iceberg import _unpooled
 
 FIRST_DAY = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -129,7 +130,7 @@ class Iceberg:
         from pyiceberg.catalog import load_catalog
 
         catalog = load_catalog("postroom", type="sql", uri=f"sqlite:///{self._folder}/catalog.db")
-        return catalog.load_table(("postroom", "orders"))
+        return _unpooled(catalog).load_table(("postroom", "orders"))
 
     def rows(self) -> list[dict[str, Any]]:
         found = in_order(self.table.scan(selected_fields=COLUMNS[:-1]).to_arrow())

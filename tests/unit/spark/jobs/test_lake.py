@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,14 @@ def test_refused(world: Any, tmp_path: Path) -> None:
         world.lake().mark()
     with pytest.raises(InvalidSetting, match="choose delta or iceberg"):
         open_lake(str(tmp_path), "orders", "hudi")
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are not listed here")
+def test_a_catalog_in_a_file_is_open_only_while_it_is_asked(tmp_path: Path) -> None:
+    """A stream opens it for each batch, and nobody closes a table."""
+    pytest.importorskip("pyiceberg")
+    lake = open_lake(str(tmp_path), "orders", "iceberg")
+    lake.create(offsets(0))
+    kept = [lake.there() for _ in range(3)]
+    open_files = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    assert len(kept) == 3 and [name for name in open_files if name.startswith(str(tmp_path))] == []

@@ -196,10 +196,17 @@ class OrderedFetcher(Fetcher):
             self._partitions.freed.set()
         for at, lease in enumerate(grant.leases):
             if opened[at].cut <= lease.last:  # the next poll says that it expects this, and has it again (I6)
-                holding.position = max(holding.position, opened[at].cut)
+                self._advance(holding, opened[at].cut)
                 return self._keep_all(opened[: at + 1])
-        holding.position = max(holding.position, grant.position)
+        self._advance(holding, grant.position)
         return self._keep_all(opened)
+
+    def _advance(self, holding: AssignedPartition, position: int) -> None:
+        """A line of the store may be next once everything before it has come."""
+        if position > holding.position:
+            holding.position = position
+            if holding.queue.stored:
+                self._partitions.freed.set()
 
     def _not_given_up(self, rest: Grant) -> Grant | None:
         """Whoever holds the partition next is sent everything again."""

@@ -336,6 +336,11 @@ class KeyQueue:
         """Messages that wait here behind others that are not due, or are stopped."""
         return self.waiting - len(self._waiting)
 
+    @property
+    def stored(self) -> bool:
+        """Whether the store has lines of this partition."""
+        return bool(self._stored)
+
     def has_stored(self, lines: Iterable[Line]) -> None:
         """The partition is newly held: this is what is parked in the store."""
         self._stored = {line.key: StoredLine(line) for line in lines}

@@ -222,17 +222,16 @@ class IcebergLake:
         from pyiceberg.catalog import load_catalog
 
         if self._named and not is_uri(self._named):
-            return load_catalog(self._named)  # of ~/.pyiceberg.yaml, or the environment
+            return _unpooled(load_catalog(self._named))  # of ~/.pyiceberg.yaml, or the environment
         if self._named:
-            return load_catalog(_NAMESPACE, uri=self._named, warehouse=self._folder)
+            return _unpooled(load_catalog(_NAMESPACE, uri=self._named, warehouse=self._folder))
         folder = Path(self._folder).absolute()
         if make:
             folder.mkdir(parents=True, exist_ok=True)
         elif not (folder / CATALOG).exists():
             return None
-        return load_catalog(
-            _NAMESPACE, type="sql", uri=f"sqlite:///{folder / CATALOG}", warehouse=str(folder)
-        )
+        uri = f"sqlite:///{folder / CATALOG}"
+        return _unpooled(load_catalog(_NAMESPACE, type="sql", uri=uri, warehouse=str(folder)))
 
     def _table(self) -> Any:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -298,6 +297,21 @@ class IcebergLake:
         newest = sorted(os.scandir(folder), key=lambda one: one.stat().st_mtime_ns)[-8:]
         for path in (*(one.path for one in newest), folder):
             flush(path)
+
+
+def _unpooled(catalog: Any) -> Any:
+    """A catalog that closes its connection to a database after each use.
+
+    It lives as long as a table that was loaded from it: there is no moment to close it, and a pool would
+    leave a file open for each.
+    """
+    engine = getattr(catalog, "engine", None)  # of a catalog in a database, and of no other
+    if engine is not None:
+        from sqlalchemy import NullPool, create_engine
+
+        catalog.engine = create_engine(engine.url, poolclass=NullPool)
+        engine.dispose()
+    return catalog
 
 
 def is_iceberg(path: str) -> bool:

@@ -206,7 +206,7 @@ class SqlCatalog:
 
     def dropped(self) -> list[int]:
         with self._session.read(Area.LOG) as tx:
-            plans = [msgspec.json.decode(row[0], type=Change) for row in tx.all(_PLANNED)]
+            plans = [_decode_change(row[0]) for row in tx.all(_PLANNED)]
             wanted = {piece.partition_id for plan in plans for piece in plan.opens}
             rows = tx.all(_DROPPED, tx.now_ms() - self._session.tuning.reserved_ms)
         return [row[0] for row in rows if row[0] not in wanted]
@@ -475,7 +475,7 @@ def _make_topic(row: tuple[Any, ...], ranges: list[tuple[Any, ...]], past: _Past
         topic_id,
         name,
         decoded,
-        Route(name, ranges[0][0], pieces, decoded.dedup_ms > 0, sealed, lineage),
+        Route(name, ranges[0][0], pieces, decoded.dedup_ms > 0, sealed, lineage, keys=decoded.keys),
         created_at,
     )
 
@@ -519,15 +519,22 @@ def _make_group(row: tuple[object, ...]) -> Group:
     )  # fmt: skip
 
 
+_decode_change = msgspec.json.Decoder(Change).decode
+_decode_topic, _decode_group = (
+    msgspec.json.Decoder(TopicSettings).decode,
+    msgspec.json.Decoder(GroupSettings).decode,
+)
+
+
 @lru_cache(1000)  # most topics and groups have the settings that most others have
 def _topic_settings(text: str) -> TopicSettings:
-    return msgspec.json.decode(text, type=TopicSettings)
+    return _decode_topic(text)
 
 
 @lru_cache(1000)
 def group_settings(text: str) -> GroupSettings:
     """As they were stored; a lease that was stored before it had a limit counts as the longest there is."""
-    found = msgspec.json.decode(text, type=GroupSettings)
+    found = _decode_group(text)
     most = DEFAULTS.longest_lease_ms
     return found if found.lease_ms <= most else replace(found, lease_ms=most)
 

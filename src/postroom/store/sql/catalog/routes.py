@@ -212,5 +212,8 @@ def _encode(change: Change) -> str:
     return msgspec.json.encode(change).decode()
 
 
+_decode_change = msgspec.json.Decoder(Change).decode
+
+
 def _decode(plan: str) -> Change:
-    return msgspec.json.decode(str(plan), type=Change)
+    return _decode_change(str(plan))

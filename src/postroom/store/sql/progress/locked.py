@@ -19,7 +19,7 @@ from operator import attrgetter
 from typing import Any
 
 from ....errors import GenerationChanged
-from ....model.delivery import settlement
+from ....model.delivery import first_waits, settlement
 from ....model.delivery.delivery import NOBODY, Change, Delivery, Holder, Line, Span, Stamp, renewed
 from ....model.delivery.ordered import FAR
 from ...contract import Granted, Group, Origin
@@ -44,9 +44,9 @@ __all__ = [
 
 
 _COLUMNS = (
-    "generation", "next_new", "lowest", "next_due", "deliveries", "settled", "first_wait_ms", "sampled_at",
-    "sampled", "earlier_at", "earlier", "drained", "recalled", "delivered_from", "parked_from", "parked",
-    "holder_token", "holder", "holder_until",
+    "generation", "next_new", "lowest", "next_due", "deliveries", "settled", "first_wait_ms", "first_waits",
+    "sampled_at", "sampled", "earlier_at", "earlier", "drained", "recalled", "delivered_from", "parked_from",
+    "parked", "holder_token", "holder", "holder_until",
 )  # fmt: skip
 _ROW_KEY = "group_id = ? AND partition_id = ?"
 ROW = f"SELECT {', '.join(_COLUMNS)} FROM postroom_progress WHERE {_ROW_KEY}"
@@ -82,6 +82,7 @@ class ProgressRow:
     deliveries: int = 0  # how many there are
     settled: int = 0
     first_wait_ms: int = 0
+    first_waits: str = ""
     sampled_at: int = 0
     sampled: int = 0
     earlier_at: int = 0
@@ -108,9 +109,9 @@ class ProgressRow:
     def columns(self) -> tuple[Any, ...]:
         return (
             self.generation, self.cursor, self.committed, self.next_due, self.deliveries, self.settled,
-            self.first_wait_ms, self.sampled_at, self.sampled, self.earlier_at, self.earlier,
-            self.drained, self.recalled, self.lowest, self.parked_from, self.parked, self.holder.token,
-            self.holder.member, self.holder.until,
+            self.first_wait_ms, self.first_waits, self.sampled_at, self.sampled, self.earlier_at,
+            self.earlier, self.drained, self.recalled, self.lowest, self.parked_from, self.parked,
+            self.holder.token, self.holder.member, self.holder.until,
         )  # fmt: skip
 
     def sample(self, now: int, every_ms: int) -> None:
@@ -150,6 +151,7 @@ _FIRST_FEW = "ORDER BY first_offset LIMIT ?"
 _HELD = f"SELECT {_OF_DELIVERY} FROM postroom_deliveries WHERE token = ? AND {_KEY}"
 _LOWEST = f"SELECT MIN(first_offset) FROM postroom_deliveries WHERE {_KEY} AND first_offset >= ?"
 _EARLIEST = f"SELECT MIN(visible_at) FROM postroom_deliveries WHERE {_KEY} AND first_offset >= ?"
+_LATER = f"{_EARLIEST} AND visible_at > ?"
 _STAMPED = f"{_EARLIEST} AND stamp_producer IS NOT NULL"
 _INSERT = f"""INSERT INTO postroom_deliveries (group_id, partition_id, {_OF_DELIVERY})
               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -295,6 +297,13 @@ class Locked:
             return due
         return [d for d in due if d not in held]
 
+    def due_when_safe(self, lease_ms: int) -> int:
+        """Return when something can be handed out again while what is due may be held still."""
+        found = self._tx.one(_LATER, *self._key, self.row.lowest, self.now)
+        later = None if found is None else found[0]
+        safe_from = self.safe_from(lease_ms)
+        return safe_from if later is None else min(safe_from, int(later))
+
     def in_other_hands(self, spans: Sequence[Span], token: int) -> tuple[Span, ...]:
         """Which of these offsets are unsettled and held by somebody else, or by nobody (I7).
 
@@ -378,7 +387,7 @@ class Locked:
         if first < row.lowest:  # out of a parked line
             row.lowest = first
         elif row.lowest in change.drop and first != row.lowest:
-            lowest = self._minimum(_LOWEST)
+            lowest = None if self._drops_all(change) else self._minimum(_LOWEST)
             row.lowest = change.cursor if lowest is None else lowest
         if row.lowest == change.cursor:
             row.next_due = None
@@ -390,6 +399,15 @@ class Locked:
             gone = min((self._seen[first].visible_at for first in change.drop), default=None)
             if gone == row.next_due:
                 row.next_due = self._minimum(_EARLIEST)
+
+    def _drops_all(self, change: Change) -> bool:
+        """Return whether what is dropped reaches from the lowest offset to the cursor: nothing is left."""
+        reach = self.row.lowest
+        for first in sorted(change.drop):
+            if first != reach:
+                return False
+            reach = self._seen[first].last + 1
+        return reach == self.row.cursor and not change.put
 
     def look_up_due(self) -> None:
         """Find when the first delivery is due, after everything that is due has been looked at."""
@@ -447,6 +465,14 @@ class Locked:
                 rest = None if line.last < log_start else replace(line, first=log_start)
                 self.change_line(line, rest)
                 self.row.settled += 0 if rest else line.messages
+
+    def note_wait(self, waited_ms: int, messages: int) -> None:
+        """Note that messages are handed out for the first time; the oldest of them had waited so long."""
+        row, period_ms = self.row, self.tuning.first_waits_ms
+        row.first_wait_ms = waited_ms
+        row.first_waits = first_waits.noted(
+            row.first_waits, waited_ms, messages, now_ms=self.now, period_ms=period_ms
+        )
 
     def save(self) -> None:
         if self._changed:

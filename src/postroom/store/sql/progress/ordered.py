@@ -67,7 +67,7 @@ def poll(locked: Locked, group: Group, ask: OrderedAsk, waited_ms: int | None) -
     if change.leaving or any(d.spent for d in change.put if d.token == ask.token):
         locked.must_flush()
     if waited_ms is not None and change.cursor > before:
-        locked.row.first_wait_ms = waited_ms
+        locked.note_wait(waited_ms, change.cursor - before)
     if change.drop or change.put or change.cursor != before:
         locked.apply(change)
     if looks and all_known and not change.recall:

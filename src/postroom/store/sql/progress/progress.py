@@ -175,10 +175,11 @@ class SqlProgress:
         self, group: Group, partition_id: int, ask: Ask, *, log_start: int = 0, waited_ms: int | None = None
     ) -> Granted:
         def decide(locked: Locked) -> Granted:
+            acked = tuple([_settle(locked, group, token, _acks(spans)) for token, spans in ask.acks])
             ordered.leave_order(locked)
             locked.skip_to(log_start)
             if again := locked.held(ask.token):
-                return locked.hand_out_again(again, group.settings.lease_ms)
+                return replace(locked.hand_out_again(again, group.settings.lease_ms), acked=acked)
             looks = locked.looks
             due = locked.where("visible_at <= ?", locked.now, limit=_DUE_ROWS) if looks else []
             before, safe = locked.row.cursor, locked.safe(due, group.settings.lease_ms)
@@ -186,14 +187,17 @@ class SqlProgress:
             if change.leaving or any(map(_SPENT, change.granted)):
                 locked.must_flush()
             if waited_ms is not None and change.cursor > before:
-                locked.row.first_wait_ms = waited_ms
+                locked.note_wait(waited_ms, change.cursor - before)
             if change.cursor != before or change.drop:
                 locked.apply(change)
             if looks and len(due) < _DUE_ROWS:
                 locked.look_up_due()
+            next_due = locked.row.next_due
+            if len(safe) < len(due) and not change.granted:  # else whoever waits would ask again at once
+                next_due = locked.due_when_safe(group.settings.lease_ms)
             return Granted(
-                change.granted, change.leaving, change.unplaced, locked.row.next_due, change.draining,
-                until=locked.now + group.settings.lease_ms,
+                change.granted, change.leaving, change.unplaced, next_due, change.draining,
+                until=locked.now + group.settings.lease_ms, acked=acked,
             )  # fmt: skip
 
         return self._locked(group, partition_id, decide, flush=ask.on_delivery)
@@ -523,6 +527,10 @@ class SqlProgress:
                 return 0
         with self._session.write(Area.PROGRESS, flush=False) as tx:
             return tx.run(_DEAD.format(what="DELETE"), since_ms)
+
+
+def _acks(spans: Sequence[Span]) -> list[Settlement]:
+    return [Settlement(Kind.ACK, first, last) for first, last in spans]
 
 
 def _settle(locked: Locked, group: Group, token: int, settlements: Sequence[Settlement]) -> Settled:

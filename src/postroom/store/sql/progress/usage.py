@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 
+from ....model.delivery import first_waits
 from ....model.delivery.delivery import Span
 from ...contract import Backlog, Group
 from ..catalog.catalog import SqlCatalog
@@ -178,6 +179,9 @@ def measure(
         bytes=size,
         oldest_age_ms=age,
         first_wait_ms=row.first_wait_ms,
+        first_waits=first_waits.recent(
+            row.first_waits, now_ms=now, period_ms=tx.dialect.tuning.first_waits_ms
+        ),
         arrival_per_s=_arrival_per_s(tx, partition_id, end - int(state == "sealed"), now),
         drain_per_s=row.drain_per_s(now),
         open=spans,

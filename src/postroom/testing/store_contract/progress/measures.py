@@ -7,6 +7,7 @@ import random
 import pytest
 
 from ....errors import UnknownPartition
+from ....model.delivery import first_waits
 from ....model.delivery.delivery import Delivery, Kind, Settlement
 from ....model.policy.settings import GroupSettings, Start, TopicSettings
 from ....store.contract import Backlog, Group, Store, Topic
@@ -138,6 +139,26 @@ class MeasureContract(StoreHarness):
             store.progress.backlog(group, [place])
 
     # ---- how fast ----
+
+    def test_waits_of_the_last_minutes_are_counted_by_their_size(
+        self, store: Store, topic: Topic, group: Group, clock: MovableClock
+    ) -> None:
+        (piece,) = topic.route.ranges
+        append(store, piece.partition_id, batch(100))
+        store.progress.rewind(group, [piece.partition_id])
+
+        def waited(share: float) -> int | None:
+            return first_waits.percentile(_backlog(store, group, piece.partition_id).first_waits, share)
+
+        assert waited(0.5) is None
+        for token, messages, waited_ms in ((1, 90, 100), (2, 10, 60_000)):
+            asked = ask(token, 100, messages=messages)
+            store.progress.poll(group, piece.partition_id, asked, waited_ms=waited_ms)
+        median, most = waited(0.5), waited(0.95)
+        assert median is not None and 80 <= median <= 125
+        assert most is not None and 48_000 <= most <= 75_000
+        clock.ms += 3_600_000
+        assert waited(0.5) is None
 
     def test_the_first_wait_is_the_last_one_reported(
         self, store: Store, place: int, group: Group, clock: MovableClock

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ....errors import StoreError
 from ....model.delivery.delivery import Kind, Settlement, Stamp
-from ....store.contract import Group, Peek, Settled, Store
-from ..harness import LEASE, MovableClock, StoreHarness, acks, append, ask, batch, spans
+from ....store.contract import Group, Peek, Settled, Store, Topic
+from ..harness import LEASE, MovableClock, StoreHarness, acks, append, ask, batch, partitions, spans
 
 __all__ = ["SettleContract"]
 
@@ -56,6 +58,54 @@ class SettleContract(StoreHarness):
             Settled(),
             Settled(),
         ]
+
+    def test_acks_are_stored_with_the_next_poll(self, store: Store, topic: Topic, group: Group) -> None:
+        """In one transaction: what a member is done with, and what it is handed next."""
+        log = partitions(topic)[0]
+        append(store, log, batch(12))
+        store.progress.poll(group, log, ask(1, 12, messages=4))
+        store.progress.poll(group, log, ask(2, 12, messages=4))
+        asked = replace(ask(3, 12), acks=((1, ((0, 1), (3, 3))), (2, ((4, 7),)), (9, ((2, 2),))))
+        granted = store.progress.poll(group, log, asked)
+        assert spans(granted) == [(8, 11)]
+        assert granted.acked == (Settled(), Settled(), Settled(lost=((2, 2),)))
+        assert store.progress.backlog(group, [log], open_spans=10)[0].open == ((2, 2), (8, 11))
+        assert store.progress.peek(group, [log])[log] == Peek(12, granted.next_due, lowest=2)
+
+    def test_a_poll_with_acks_may_be_repeated(self, store: Store, topic: Topic, group: Group) -> None:
+        """If its answer was lost: the acks are stored already, and the deliveries are the same (I6, I7)."""
+        log = partitions(topic)[0]
+        append(store, log, batch(6))
+        store.progress.poll(group, log, ask(1, 6, messages=4))
+        asked = replace(ask(2, 6, messages=1), acks=((1, ((0, 3),)),))
+        for _ in range(2):
+            granted = store.progress.poll(group, log, asked)
+            assert (spans(granted), granted.acked) == ([(4, 4)], (Settled(),))
+        assert store.progress.committed(group.id, log) == 4
+
+    def test_acks_are_stored_by_a_poll_that_finds_nothing(
+        self, store: Store, topic: Topic, group: Group
+    ) -> None:
+        log = partitions(topic)[0]
+        append(store, log, batch(4))
+        store.progress.poll(group, log, ask(1, 4))
+        for acked, committed in (((0, 2), 3), ((3, 3), 4)):
+            granted = store.progress.poll(group, log, replace(ask(2, 4), acks=((1, (acked,)),)))
+            assert (spans(granted), granted.acked) == ([], (Settled(),))
+            assert store.progress.committed(group.id, log) == committed
+        assert granted.next_due is None
+
+    def test_acks_are_undone_with_the_poll_that_failed(
+        self, store: Store, topic: Topic, group: Group
+    ) -> None:
+        log = partitions(topic)[0]
+        append(store, log, batch(6))
+        store.progress.poll(group, log, ask(1, 6, messages=4))
+        asked = replace(ask(2, 6), acks=((1, ((0, 3),)),))
+        with self.failing_commits(store), pytest.raises(StoreError):
+            store.progress.poll(group, log, asked)
+        assert store.progress.committed(group.id, log) == 0
+        assert spans(store.progress.poll(group, log, asked)) == [(4, 5)]
 
     def test_several_are_settled_at_once(
         self, store: Store, place: int, group: Group, clock: MovableClock

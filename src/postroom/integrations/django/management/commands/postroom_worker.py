@@ -34,5 +34,6 @@ class Command(BaseCommand):  # type: ignore[misc]
             self.stdout.write(f"running {names or 'nothing'}", ending="\n")
             self.stdout.flush()
             app.run()
+            self.stdout.write("stopped; what was not handled stays in the queue", ending="\n")
         except PostroomError as error:
             raise CommandError(str(error)) from error

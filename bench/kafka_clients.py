@@ -1,0 +1,228 @@
+"""Kafka clients against Postroom's listener and against Kafka, in one run: `python -m bench kafka`.
+
+The client is confluent-kafka for both, acks=all, one partition; both brokers flush before they confirm:
+Postroom on a SQLite file, Kafka with flush.messages=1. A consumer is given its partition and reads from the
+beginning. What the broker's process used of the processor is counted over the same time. Idle consumers are
+connections that keep a Fetch waiting, half a second each, as clients do.
+
+Brokers take turns, round by round, so that a slow moment of the machine hits both; the median counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.servers.places import free_port
+
+from .peers.kafka_server import kafka_server
+from .peers.peer import HOST, NotInstalled, ServerProcess
+from .peers.postroom_peers import SERVE
+
+__all__ = ["Speed", "run"]
+
+SIZES = (100, 1000)
+_TICK = os.sysconf("SC_CLK_TCK")
+_PATIENCE_S = 120
+_IDLE_WAIT_MS = 500  # fetch.max.wait.ms, as clients have it
+
+
+@dataclass(frozen=True)
+class Speed:
+    broker: str
+    what: str
+    size: int  # bytes of a message; of idle consumers, 0
+    per_s: float  # messages a second; of idle consumers, how many there were
+    cpu_s: float  # of the broker, for a million messages; of idle consumers, a second
+
+
+@dataclass(frozen=True)
+class _Broker:
+    name: str
+    address: str
+    pid: int
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def run(
+    seconds: float, rounds: int = 3, idle: int = 1000, told: Callable[[str], None] = print
+) -> list[Speed]:
+    """The median of each figure."""
+    with ExitStack() as servers:
+        brokers = [servers.enter_context(_postroom())]
+        try:
+            brokers.append(servers.enter_context(_kafka()))
+        except NotInstalled as missing:
+            told(f"kafka: {missing}")
+        found: dict[tuple[str, str, int], list[Speed]] = {}
+        for number in range(rounds):
+            for size in SIZES:
+                for broker in brokers:
+                    for speed in _round(broker, f"round{number}-{size}", size, seconds):
+                        found.setdefault((speed.broker, speed.what, size), []).append(speed)
+                        told(f"{speed.broker}: {speed.what} {size} B: {speed.per_s:,.0f}/s")
+        medians = [_median(speeds) for speeds in found.values()]
+        return medians + [asyncio.run(_idle(broker, idle, 2 * seconds)) for broker in brokers]
+
+
+def _median(speeds: list[Speed]) -> Speed:
+    one = speeds[0]
+    per_s, cpu_s = (
+        statistics.median(values) for values in zip(*((s.per_s, s.cpu_s) for s in speeds), strict=True)
+    )
+    return Speed(one.broker, one.what, one.size, per_s, cpu_s)
+
+
+# ---- brokers ----
+
+
+@contextmanager
+def _postroom() -> Iterator[_Broker]:
+    with ServerProcess("kafka-listener") as server:
+        port = free_port()
+        options = ["--dev", "--port", str(free_port()), "--http-port", "0", "--kafka", str(port)]
+        server.start([*SERVE, f"sqlite:///{server.folder}/bench.db", *options], port)
+        yield _Broker("postroom", f"{HOST}:{port}", _child("postroom\0serve"))
+
+
+@contextmanager
+def _kafka() -> Iterator[_Broker]:
+    with kafka_server() as address:
+        yield _Broker("kafka", address, _child("kafka.Kafka"))
+
+
+def _child(words: str) -> int:
+    """The id of our own process that was started with these words."""
+    for folder in Path("/proc").iterdir():
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid() and words in (folder / "cmdline").read_text():
+                return int(folder.name)
+        except (OSError, ValueError, IndexError):  # no process, or one that has ended
+            continue
+    raise RuntimeError(f"no process of ours was started with {words!r}")
+
+
+# ---- messages ----
+
+
+def _round(broker: _Broker, topic: str, size: int, seconds: float) -> Iterator[Speed]:
+    from confluent_kafka import admin
+
+    client = admin.AdminClient({"bootstrap.servers": broker.address, "log_level": 3})
+    wanted = admin.NewTopic(topic, 1, 1, config={"flush.messages": "1"})
+    client.create_topics([wanted])[topic].result(_PATIENCE_S)
+    for what, measured in (("publish", _published), ("consume", _consumed)):
+        used, begun = broker.cpu_s(), time.perf_counter()
+        count = measured(broker.address, topic, size, seconds)
+        took, used = time.perf_counter() - begun, broker.cpu_s() - used
+        yield Speed(broker.name, what, size, count / took, used / count * 1e6)
+
+
+def _published(address: str, topic: str, size: int, seconds: float) -> int:
+    """How many were confirmed. The log of the topic must hold as many."""
+    from confluent_kafka import Producer
+
+    settings = {"bootstrap.servers": address, "acks": "all", "linger.ms": 5}
+    producer, value = Producer(settings | {"queue.buffering.max.messages": 200_000}), os.urandom(size)
+    until, sent = time.perf_counter() + seconds, 0
+    while time.perf_counter() < until:
+        for _ in range(1000):
+            try:
+                producer.produce(topic, value, partition=0)
+                sent += 1
+            except BufferError:
+                producer.poll(0.01)
+        producer.poll(0)
+    left = producer.flush(_PATIENCE_S)
+    stored = _end(address, topic)
+    if left or stored != sent:
+        raise RuntimeError(f"{sent} were sent, {left} are not confirmed, {stored} are there")
+    return sent
+
+
+def _consumer(address: str) -> Any:
+    from confluent_kafka import Consumer
+
+    settings = {"bootstrap.servers": address, "group.id": "bench", "enable.auto.commit": False}
+    return Consumer(settings | {"fetch.queue.backoff.ms": 5})
+
+
+def _end(address: str, topic: str) -> int:
+    from confluent_kafka import TopicPartition
+
+    consumer = _consumer(address)
+    try:
+        return int(consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_PATIENCE_S)[1])
+    finally:
+        consumer.close()
+
+
+def _consumed(address: str, topic: str, size: int, seconds: float) -> int:
+    """All that there is."""
+    from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+
+    wanted, found, consumer = _end(address, topic), 0, _consumer(address)
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    give_up_at = time.perf_counter() + _PATIENCE_S
+    while found < wanted:
+        if time.perf_counter() > give_up_at:
+            raise RuntimeError(f"{found} of {wanted} came in {_PATIENCE_S} s")
+        found += sum(message.error() is None for message in consumer.consume(10_000, timeout=0.1))
+    consumer.close()
+    return found
+
+
+# ---- idle consumers ----
+
+
+async def _idle(broker: _Broker, count: int, seconds: float) -> Speed:
+    """What consumers cost the broker that wait for messages."""
+    host, _, port = broker.address.rpartition(":")
+    request = _fetch_request(
+        f"round0-{SIZES[0]}", await asyncio.to_thread(_end, broker.address, f"round0-{SIZES[0]}")
+    )
+    answered = [0] * count
+
+    async def wait(number: int) -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            while True:
+                writer.write(request)
+                await reader.readexactly(int.from_bytes(await reader.readexactly(4), "big"))
+                answered[number] += 1
+        finally:
+            writer.close()
+
+    async with asyncio.timeout(_PATIENCE_S):
+        waiting = [asyncio.create_task(wait(number)) for number in range(count)]
+        while not all(answered):  # noqa: ASYNC110 (a thousand of them)
+            await asyncio.sleep(0.1)
+        used, begun = broker.cpu_s(), time.perf_counter()
+        await asyncio.sleep(seconds)
+        used, took = broker.cpu_s() - used, time.perf_counter() - begun
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    return Speed(broker.name, "idle consumers", 0, count, used / took)
+
+
+def _fetch_request(topic: str, offset: int) -> bytes:
+    """Fetch in version 4, of one partition from that offset on, as a whole frame."""
+    name = topic.encode()
+    header = struct.pack(">hhih5s", 1, 4, 1, 5, b"bench")
+    limits = struct.pack(">iiiib", -1, _IDLE_WAIT_MS, 1, 1 << 20, 0)
+    wanted = struct.pack(f">ih{len(name)}siiqi", 1, len(name), name, 1, 0, offset, 1 << 20)
+    body = header + limits + wanted
+    return struct.pack(">i", len(body)) + body

@@ -1,0 +1,100 @@
+"""The primary is killed -9 under load and its standby takes over (R1, R6, R34, I8).
+
+With synchronous replication nothing that was confirmed is lost, again and again: each time the next standby
+is made from the new primary. Without it, whoever has seen what is lost says so, and stores nothing on top.
+Clients know one address, which leads to whoever is the primary, as that of a load balancer does.
+`POSTROOM_FAILOVERS` is how often: once in `make test-all`, 20 times in `make failover`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import postroom
+from postroom.errors import StoreCorrupt, StoreUnavailable
+from postroom.testing.check import Event
+from tests.chaos.crew import Crew
+from tests.chaos.stage import finish, hire, judge, make_topic, until
+
+from .pairs import MariaPair, Pair, PostgresPair
+
+FAILOVERS = int(os.environ.get("POSTROOM_FAILOVERS", "1"))
+
+pytestmark = [
+    pytest.mark.slow("starts and kills servers that replicate, under many processes"),
+    pytest.mark.timeout(FAILOVERS * 60 + 240),
+]
+
+
+@pytest.fixture(params=[PostgresPair, MariaPair], ids=["postgres", "mariadb"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        yield request.param(stack)
+
+
+async def test_nothing_that_was_confirmed_is_lost_with_synchronous_replication(
+    pair: Pair, tmp_path: Path
+) -> None:
+    await asyncio.to_thread(pair.confirm)
+    async with postroom.connect(pair.url, migrate=True) as mq:
+        await make_topic(mq, "orders", lease=3)
+        with Crew(pair.url, tmp_path) as crew:
+            await hire(crew, "orders", pause_s=0.1)
+            for number in range(FAILOVERS):
+                begin = time.time_ns()
+                await asyncio.to_thread(pair.fail_over)
+                crew.outages.append(Event(begin, "outage", until=time.time_ns(), crash=True))
+                up = time.monotonic()
+                await _at_work(crew)
+                print(f"failover {number + 1}: at work again {time.monotonic() - up:.2f} s after it was up")
+                if number + 1 < FAILOVERS:
+                    await asyncio.to_thread(pair.join)
+                    await asyncio.to_thread(pair.confirm)
+                    await _at_work(crew)
+            await finish(mq, crew, "orders", seconds=60 + 10 * FAILOVERS)  # it sends more than it handles
+            await judge(mq, crew, "orders")
+
+
+async def _at_work(crew: Crew) -> None:
+    sent, settled = crew.count("confirmed"), crew.count("settled")
+    await until(
+        lambda: crew.count("confirmed") > sent + 10 and crew.count("settled") > settled + 20, "work goes on"
+    )
+
+
+async def test_what_an_asynchronous_standby_lacks_is_noticed_and_nothing_is_stored_over_it(
+    pair: Pair,
+) -> None:
+    async with postroom.connect(pair.url, migrate=True) as mq:
+        await mq.create_topic("orders", partitions=1)
+        await mq.create_group("orders", "billing")
+        await mq.send("orders", b"kept", key="k")
+        await asyncio.to_thread(pair.confirm)  # the standby has all of this
+        await mq.send("orders", b"kept too", key="k")
+        await asyncio.to_thread(pair.part)
+        lost = await mq.send("orders", b"lost", key="k")
+        async with mq.consumer("orders", group="billing") as consumer:
+            await asyncio.to_thread(pair.fail_over)
+            with pytest.raises(StoreCorrupt, match="confirmed messages are missing"):
+                await _answered(lambda: mq.send("orders", b"next", key="k"))
+            with pytest.raises(StoreCorrupt, match=f"offsets up to {lost.offset} were given"):
+                await _answered(lambda: consumer.poll(wait=10))
+    async with postroom.connect(pair.url) as mq:  # somebody has accepted the loss
+        assert [message.value async for message in mq.read("orders")] == [b"kept", b"kept too"]
+        await mq.send("orders", b"next", key="k")
+
+
+async def _answered(ask: Callable[[], Awaitable[object]]) -> None:
+    """Ask until the new primary has answered."""
+    while True:
+        try:
+            await ask()
+        except StoreUnavailable:
+            await asyncio.sleep(0.1)

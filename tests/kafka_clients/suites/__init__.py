@@ -1,0 +1,1 @@
+"""Each suite: what it is called, and how it is run against a listener."""

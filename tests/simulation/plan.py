@@ -1,0 +1,167 @@
+"""What a seed makes of a world: who takes part, what they do, and what is done to them.
+
+Only draws; nothing runs here. Small on purpose: many small worlds find more than a few large ones.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+__all__ = ["DISK", "Fault", "Group", "Plan", "Sender", "plan_of"]
+
+DISK = "127.0.0.1"  # the machine that has the files
+_FAULTS_S = 3.0  # they begin within this
+_FAILS = 2  # times that a message fails which is to be retried
+
+
+@dataclass(frozen=True)
+class Group:
+    name: str
+    mode: str
+    order: str
+    members: int
+    lease_s: float
+    slow_s: float  # a handler takes up to this
+    exhausted: str = "dead"
+    start: str = "earliest"
+
+
+@dataclass(frozen=True)
+class Sender:
+    name: str
+    messages: int
+    keys: int  # 0: without any
+    way: str  # send, many, post, ids, staged
+    pause_s: float
+    delay_s: float  # some are due up to this much later; 0: none
+
+
+@dataclass(frozen=True)
+class Fault:
+    at_s: float
+    kind: str
+    for_s: float = 0.0
+    number: float = 0.0  # which, how much: as its kind wants it
+
+
+@dataclass(frozen=True)
+class Plan:
+    served: int  # brokers; 0: everybody has the files open
+    machines: int  # of clients, where they are served
+    partitions: int
+    storage: str
+    groups: tuple[Group, ...]
+    senders: tuple[Sender, ...]
+    changes: int  # of the route
+    faults: tuple[Fault, ...]
+    bad: float  # of messages fail a few times, or are dead letters
+    slow_s: float  # of the network
+    flush_s: float
+    max_attempts: int = 8
+
+    @property
+    def kinds(self) -> list[str]:
+        """What takes part, to be counted over many seeds."""
+        found = ["served" if self.served else "embedded", *(["several brokers"] if self.served > 1 else [])]
+        for group in self.groups:
+            found += [group.mode, f"{group.mode} {group.order}" if group.mode == "ordered" else ""]
+            found.append("stop" if group.exhausted == "stop" else "")
+            found.append("several members" if group.members > 1 else "")
+            found.append(group.start if group.mode != "broadcast" else "")
+        found += [sender.way for sender in self.senders]
+        found += ["several faults"] if len(self.faults) > 1 else []
+        found += ["delayed"] if any(sender.delay_s for sender in self.senders) else []
+        found += ["route changes"] if self.changes else []
+        found += ["bad messages"] if self.bad else []
+        return sorted({one for one in found if one})
+
+    @property
+    def steps(self) -> bool:
+        """Whether a wall clock is set: what is due by it may then come sooner or later."""
+        return any(fault.kind == "clock" for fault in self.faults)
+
+    def lines(self) -> list[str]:
+        shape = f"{self.served} brokers" if self.served else "embedded"
+        head = f"plan: {shape}, {self.partitions} partitions, {self.changes} changes of the route"
+        parts = [f"plan: {one}" for one in (*self.groups, *self.senders, *self.faults)]
+        return [head, *parts]
+
+
+_EMBEDDED = ("kill", "kill", "commit", "commit", "pause", "power", "clock", "failing", "full", "slow")
+_SERVED = (
+    "kill", "commit", "commit", "reply", "reply", "reply", "pause", "power", "cut", "cut", "break", "clock",
+    "failing", "full", "slow",
+)  # fmt: skip
+
+
+def plan_of(seed: int) -> Plan:
+    return drawn(random.Random(f"plan {seed}"))
+
+
+def drawn(draw: random.Random) -> Plan:
+    served = draw.choice((0, 0, 0, 1, 1, 2))
+    senders = tuple(_sender(draw, number) for number in range(draw.choice((1, 1, 1, 2))))
+    faults, bad = _faults(draw, _SERVED if served else _EMBEDDED), draw.choice((0.0, 0.0, 0.1, 0.4))
+    return Plan(
+        served=served,
+        machines=draw.choice((1, 2)),
+        partitions=draw.choice((1, 1, 1, 2)),
+        storage="durable",
+        groups=_groups(draw),
+        senders=senders,
+        changes=draw.choice((0, 0, 0, 1, 1, 2)),
+        faults=faults,
+        bad=bad,
+        slow_s=draw.choice((0.0001, 0.002, 0.02)),
+        flush_s=draw.choice((0.0002, 0.002, 0.01)),
+        # one more than a message can expire while it is held alone: no innocent may be a dead letter
+        max_attempts=max(1, len(faults)) + (_FAILS if bad else 0),
+    )
+
+
+_MODES = (
+    ("shared",), ("shared",), ("ordered",), ("ordered",), ("ordered",), ("shared", "ordered"), ("broadcast",),
+)  # fmt: skip
+
+
+def _groups(draw: random.Random) -> tuple[Group, ...]:
+    return tuple(
+        Group(
+            name={"shared": "billing", "ordered": "ledger", "broadcast": "caches"}[mode],
+            mode=mode,
+            order=draw.choice(("key", "key", "partition")),
+            members=draw.choice((1, 2, 2, 3)),
+            lease_s=draw.choice((0.6, 1.0, 2.0)),
+            slow_s=draw.choice((0.0, 0.0, 0.05, 0.5)),
+            exhausted=draw.choice(("dead", "stop")) if mode == "ordered" else "dead",
+            start=draw.choice(("earliest", "latest")),
+        )
+        for mode in draw.choice(_MODES)
+    )
+
+
+def _sender(draw: random.Random, number: int) -> Sender:
+    way = draw.choice(("send", "many", "many", "post", "post", "ids", "staged"))
+    return Sender(
+        name=f"p{number}",
+        messages=draw.randint(2, 9),
+        keys=draw.choice((0, 1, 1, 2, 3)),
+        way=way,
+        pause_s=draw.choice((0.0, 0.1, 0.5)),
+        delay_s=draw.choice((0.0, 0.0, 1.0)) if way != "staged" else 0.0,
+    )
+
+
+def _faults(draw: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
+    """Some of each, or one kind again and again."""
+    count = draw.choice((0, 1, 1, 2, 2, 3, 5))
+    kinds = (draw.choice(kinds),) if draw.random() < 0.3 else kinds
+    found = [_fault(draw, draw.choice(kinds)) for _ in range(count)]
+    return tuple(sorted(found, key=lambda fault: fault.at_s))
+
+
+def _fault(draw: random.Random, kind: str) -> Fault:
+    at_s = draw.choice((0.02, 0.1, 0.5, _FAULTS_S)) * draw.random()
+    longest = {"pause": 5.0, "cut": 5.0, "failing": 2.0, "full": 2.0, "slow": 1.5}.get(kind, 0.5)
+    return Fault(at_s, kind, longest * draw.random() ** 2, draw.random())

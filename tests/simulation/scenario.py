@@ -1,0 +1,385 @@
+"""One seed, from its plan to the verdict: faults first, then heal, then everything must finish.
+
+The director starts the processes, does to them what the plan says, starts again what was killed, and in the
+end waits until all is settled; it reads the log and the dead letters, and the checkers judge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import postroom
+from postroom.testing import check
+
+from .disk import Disk
+from .loop import run_process
+from .network import Network
+from .plan import DISK, Fault, Plan, plan_of
+from .roles import TOPIC, Notes, change, connected, consume, produce, serve
+from .world import Process, World
+
+__all__ = ["Outcome", "play"]
+
+_PORT = 7070
+_LAZY_NS = 10**15  # SQLite flushes what it wrote lazily at some later checkpoint: here, never by itself
+_FINISH_S = 300.0
+_RECONNECT_S = 1.0  # until whoever was connected to a broker has found another, or the same again
+
+
+@dataclass
+class Outcome:
+    seed: int
+    faults: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
+    digest: int = 0
+    steps: int = 0
+    simulated_s: float = 0.0
+    cpu_s: float = 0.0
+    troubles: list[str] = field(default_factory=list)  # what was done to it
+    kinds: list[str] = field(default_factory=list)  # what took part
+    confirmed: int = 0
+    handled: int = 0
+
+
+@dataclass
+class _Job:
+    name: str
+    machine: str
+    main: Callable[[str], Coroutine[Any, Any, None]]
+    process: Process | None = None
+    runs: int = 0
+    lasts: bool = False  # it has an end of its own
+
+    @property
+    def serves(self) -> bool:
+        return self.name.startswith("broker")
+
+
+class Director:
+    def __init__(self, world: World, plan: Plan, disk: Disk) -> None:
+        self.world, self.plan, self.disk = world, plan, disk
+        self.network: Network = world.network  # type: ignore[attr-defined]
+        self.path = f"sqlite:///{disk.path}"
+        brokers = ",".join(f"{DISK}:{_PORT + n}" for n in range(plan.served))
+        self.served = f"postroom://{brokers}"
+        self.notes = Notes(world, plan)
+        self.jobs: list[_Job] = []
+        self.troubles: list[str] = []
+        self.healed = False
+
+    # ---- processes ----
+
+    def _hire(self) -> None:
+        plan, notes = self.plan, self.notes
+        for number in range(plan.served):
+            port = _PORT + number
+            self._add(f"broker{number}", DISK, lambda me, port=port: serve(notes, self.path, DISK, port))
+        for sender in plan.senders:
+            self._hire_one(sender.name, partial(produce, notes, sender), lasts=True)
+        for group in plan.groups:
+            for number in range(group.members):
+                self._hire_one(f"{group.name[0]}{number}", partial(consume, notes, group))
+        if plan.changes:
+            self._hire_one("changer", partial(change, notes), lasts=True)
+
+    def _hire_one(self, name: str, main: Callable[[str, str], Any], *, lasts: bool = False) -> None:
+        """On some machine, through the brokers; some have the files open beside them."""
+        machine, url = DISK, self.path
+        if self.plan.served and self.world.draw.random() < 0.8:
+            machine, url = f"127.0.1.{1 + int(self.world.draw.random() * self.plan.machines)}", self.served
+        self._add(name, machine, lambda me: main(me, url), lasts=lasts)
+
+    def _add(self, name: str, machine: str, main: Callable[[str], Any], *, lasts: bool = False) -> None:
+        job = _Job(name, machine, main, lasts=lasts)
+        self.jobs.append(job)
+        self._start(job)
+
+    def _start(self, job: _Job) -> None:
+        job.runs += 1
+        me = f"{job.name}#{job.runs}"
+        process = job.process = self.world.process(me, job.machine)
+        process.on_death.append(lambda: self.disk.close_of(process))
+        run_process(self.world, process, lambda: job.main(me))
+
+    def _kill(self, job: _Job, again_s: float) -> None:
+        process = job.process
+        assert process is not None
+        if not process.alive or (job.lasts and job.name in self.notes.done):
+            return
+        self.notes.note("killed", process.name)
+        if job.serves:
+            self._cut_off(job, again_s + _RECONNECT_S)
+        self.world.kill(process)
+        self.world.call_later(again_s, lambda: self._start(job))
+
+    def _cut_off(self, broker: _Job, for_s: float) -> None:
+        """Whoever it serves may renew no lease meanwhile: to all others, it stands still."""
+        until = self.world.now_ns + int(for_s * 1e9)
+        for job in self.jobs:
+            if job.machine != broker.machine and job.process is not None:
+                self.notes.note("paused", job.process.name, until=until)
+
+    # ---- faults ----
+
+    def _trouble(self, fault: Fault) -> None:
+        if self.healed:
+            return
+        self.troubles.append(fault.kind)
+        self.world.trace(f"fault: {fault.kind} for {fault.for_s:.3f} s")
+        getattr(self, f"_do_{fault.kind}")(fault)
+
+    def _any(self, number: float) -> _Job:
+        return self.jobs[int(number * len(self.jobs))]
+
+    def _do_kill(self, fault: Fault) -> None:
+        self._kill(self._any(fault.number), 0.01 + fault.for_s)
+
+    def _do_pause(self, fault: Fault) -> None:
+        job = self._any(fault.number)
+        process = job.process
+        assert process is not None
+        if job.serves:
+            self._cut_off(job, fault.for_s + _RECONNECT_S)
+        until = self.world.now_ns + int(fault.for_s * 1e9)
+        self.notes.note("paused", process.name, until=until)
+        self.world.pause(process)
+        self.world.call_later(fault.for_s, lambda: self._resume(process))
+
+    def _resume(self, process: Process) -> None:
+        if process.paused:
+            self.world.trace(f"{process} goes on")
+            self.world.resume(process)
+
+    def _do_power(self, fault: Fault) -> None:
+        """The machine with the files; what runs elsewhere is not told."""
+        world, machine = self.world, DISK
+        at = world.now_ns
+        self.network.dark.add(machine)
+        mine = [job for job in self.jobs if job.machine == machine]
+        lost = self.disk.crash(lambda: [self._kill(job, 0.2 + fault.for_s) for job in mine])
+        world.trace(f"power is lost; kept of the logs, and was there: {lost}")
+        world.boots[machine] = world.boots.get(machine, 0) + 1
+        until = at + int((0.1 + fault.for_s) * 1e9)
+        self.notes.note("outage", until=until, crash=True)
+        world.call_at(until, lambda: self.network.dark.discard(machine))
+
+    def _do_cut(self, fault: Fault) -> None:
+        machine = f"127.0.1.{1 + int(fault.number * self.plan.machines)}"
+        self.network.cut(DISK, machine)
+        until = self.world.now_ns + int(fault.for_s * 1e9)
+        for job in self.jobs:
+            if job.machine == machine and job.process is not None:
+                self.notes.note("paused", job.process.name, until=until)  # to all others, it stands still
+        self.world.call_later(fault.for_s, self.network.heal)
+
+    def _do_break(self, fault: Fault) -> None:
+        self.network.break_one()
+
+    def _do_reply(self, fault: Fault) -> None:
+        self.network.lost_in = 1 + int(fault.number * 12)
+
+    def _do_commit(self, fault: Fault) -> None:
+        """Committed, and nobody was told."""
+        again_s = 0.01 + fault.for_s
+
+        def kill(process: Process) -> None:
+            for job in self.jobs:
+                if job.process is process and not self.healed:
+                    self._kill(job, again_s)
+
+        self.disk.fatal_in, self.disk.kill = 1 + int(fault.number * 12), kill
+
+    def _do_clock(self, fault: Fault) -> None:
+        by_s = (fault.number - 0.5) * 7200
+        self.world.trace(f"the wall clock is set by {by_s:.0f} s")
+        self.world.wall_ahead_ns[DISK] = self.world.wall_ahead_ns.get(DISK, 0) + int(by_s * 1e9)
+
+    def _do_failing(self, fault: Fault) -> None:
+        self.disk.failing_until_ns = self.world.now_ns + int(fault.for_s * 1e9)
+        self.notes.note("outage", until=self.disk.failing_until_ns)
+
+    def _do_full(self, fault: Fault) -> None:
+        self.disk.full_until_ns = self.world.now_ns + int(fault.for_s * 1e9)
+        self.notes.note("outage", until=self.disk.full_until_ns)
+
+    def _do_slow(self, fault: Fault) -> None:
+        before, self.disk.flush_s = self.disk.flush_s, 0.2 + fault.number
+        self.world.call_later(fault.for_s, lambda: setattr(self.disk, "flush_s", before))
+
+    # ---- the course of it ----
+
+    async def direct(self) -> None:
+        mq = await connected(self.notes, self.path)
+        await self._make(mq)
+        self._hire()
+        self.notes.ready = True
+        begin = asyncio.get_running_loop().time()
+        for fault in self.plan.faults:
+            await asyncio.sleep(max(0.0, begin + fault.at_s - asyncio.get_running_loop().time()))
+            if fault.kind == "power":  # whoever directs has no files open then
+                await mq.close()
+                self._trouble(fault)
+                await asyncio.sleep(0.3 + fault.for_s)
+                mq = await connected(self.notes, self.path)
+            else:
+                self._trouble(fault)
+        await asyncio.sleep(max((fault.for_s for fault in self.plan.faults), default=0.0))
+        self._heal()
+        await self._finished(mq)
+        await self._found(mq)
+        self.world.finish()
+
+    async def _make(self, mq: postroom.Connection) -> None:
+        plan = self.plan
+        await mq.create_topic(TOPIC, partitions=plan.partitions, storage=plan.storage, dedup_window="10m")  # type: ignore[arg-type]
+        for group in plan.groups:
+            order = {"order": group.order, "exhausted": group.exhausted} if group.mode == "ordered" else {}
+            most = {} if group.mode == "broadcast" else {"max_attempts": plan.max_attempts}
+            wish: dict[str, Any] = {"mode": group.mode, "lease": group.lease_s, **order, **most}
+            start = "earliest" if group.mode == "broadcast" else group.start
+            await mq.create_group(TOPIC, group.name, start=start, **wish)  # type: ignore[arg-type]
+
+    def _heal(self) -> None:
+        self.healed = self.notes.mended = True
+        self.world.trace("everything is healed")
+        self.network.heal()
+        self.network.dark.clear()
+        self.disk.failing_until_ns = self.disk.full_until_ns = 0
+        self.disk.fatal_in = self.network.lost_in = 0
+        for job in self.jobs:
+            if job.process is not None:
+                self._resume(job.process)
+
+    async def _finished(self, mq: postroom.Connection) -> None:
+        wanted = {job.name for job in self.jobs if job.lasts}
+        until = asyncio.get_running_loop().time() + _FINISH_S
+        left: object = "nothing"
+        while asyncio.get_running_loop().time() < until:
+            left = await self._left(mq) if wanted <= self.notes.done else wanted - self.notes.done
+            if not left:
+                return
+            await asyncio.sleep(0.5)
+        raise AssertionError(f"not finished {_FINISH_S:.0f} s after everything was healed: {left}")
+
+    async def _left(self, mq: postroom.Connection) -> list[str]:
+        try:
+            delayed = (await mq.topic(TOPIC)).delayed
+            for group in self.plan.groups:
+                if group.exhausted == "stop":
+                    await mq.restart_stopped(TOPIC, group.name)
+            lags = [await mq.lag(TOPIC, name) for name in self._group_names()]
+        except postroom.UnknownGroup as error:  # a member that was never there
+            return [error.code]
+        except postroom.PostroomError as error:
+            if not error.retriable and not isinstance(error, postroom.StoreFull):
+                raise
+            return [error.code]
+        behind = [f"{lag.group} {lag.total.messages}" for lag in lags if lag.total.messages]
+        return [*([f"{delayed} delayed"] if delayed else []), *behind]
+
+    def _group_names(self) -> list[str]:
+        """In mode "broadcast" every member has a group of its own."""
+        return [
+            name
+            for group in self.plan.groups
+            for name in (
+                [f"{group.name}@{group.name[0]}{number}" for number in range(group.members)]
+                if group.mode == "broadcast"
+                else [group.name]
+            )
+        ]
+
+    async def _found(self, mq: postroom.Connection) -> None:
+        async for message in mq.read(TOPIC):
+            at = {"partition": message.partition, "offset": message.offset}
+            self.notes.note("stored", "", message.value.decode(), **at)
+        for group in self.plan.groups:
+            if group.mode != "broadcast":
+                for letter in await mq.dead_letters(TOPIC, group.name, limit=10_000):
+                    self.notes.note("dead", "", letter.value.decode(), group=group.name)
+
+    def judged(self) -> list[str]:
+        events, faults = self.notes.events, []
+        modes = {group.name: group for group in self.plan.groups}
+        for name in self._group_names():
+            group = modes[name.partition("@")[0]]
+            verdict = check.group(
+                events, name, ordered=group.mode == "ordered", dead_letters=group.mode != "broadcast",
+                lease_ns=int(group.lease_s * 2e9), lazy_ns=_LAZY_NS,
+            )  # fmt: skip
+            self.world.trace(f"{name}: {verdict}")
+            # what fails until it is mended may be a dead letter by then, or not
+            faults += [
+                f"{name}: {fault}"
+                for fault in verdict.faults
+                if fault.kind != "not dead" or not fault.id.endswith("fail")
+            ]
+        verdict = check.log(events)
+        self.world.trace(f"log: {verdict}")
+        return faults + [f"log: {fault}" for fault in verdict.faults]
+
+
+# ---- one seed ----
+
+
+class _Told(logging.Handler):
+    """What Postroom logs is part of the trace; an error that it did not expect is a fault."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.WARNING)
+        self._world = world
+        self.unexpected: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._world.trace(f"log: {record.levelname} {record.getMessage()[:200]}")
+        if record.exc_info and record.exc_info[1] is not None:
+            self.unexpected.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
+
+
+@contextmanager
+def _listening(world: World) -> Iterator[_Told]:
+    told, logger = _Told(world), logging.getLogger("postroom")
+    logger.addHandler(told)
+    logger.propagate = False
+    try:
+        yield told
+    finally:
+        logger.removeHandler(told)
+
+
+def play(seed: int, folder: Path, template: Path) -> Outcome:
+    """Run a seed to its end."""
+    world = World(seed, until_s=900, steps=600_000)
+    world.network = Network(world)  # type: ignore[attr-defined]
+    plan = plan_of(seed)
+    disk = Disk(world, folder, template)
+    world.disks = {DISK: disk}  # type: ignore[attr-defined]
+    disk.flush_s, world.network.slow_s = plan.flush_s, plan.slow_s  # type: ignore[attr-defined]
+    outcome = Outcome(seed)
+    director = Director(world, plan, disk)
+    for line in plan.lines():
+        world.trace(line)
+    run_process(world, world.process("director", DISK), director.direct)
+    with _listening(world) as told:
+        try:
+            world.run()
+            outcome.faults = director.judged()
+        except Exception as error:
+            outcome.faults = [f"{type(error).__name__}: {error}"]
+            world.lines += traceback.format_exception(error)[-12:]
+    outcome.faults += told.unexpected
+    outcome.lines = world.lines
+    outcome.digest, outcome.steps, outcome.simulated_s = world.digest, world.steps, world.elapsed_s
+    outcome.troubles, outcome.kinds = director.troubles, plan.kinds
+    did = Counter(event.did for event in director.notes.events)
+    outcome.confirmed, outcome.handled = did["confirmed"], did["handled"]
+    return outcome

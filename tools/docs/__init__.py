@@ -1,0 +1,1 @@
+"""What is made for the documentation: the site, its reference, the page of settings, the pictures."""
