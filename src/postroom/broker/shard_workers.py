@@ -55,7 +55,9 @@ class ShardWork:
             self._begin(name, part)
 
     def _begin(self, name: str, part: Store) -> None:
-        writer = self._writers[name] = Writer(part.log, self._tail, self._limits, self._appended)
+        writer = self._writers[name] = Writer(
+            part.log, self._tail, self._limits, self._appended, at_once=part.at_once is not None
+        )
         watcher = WatcherThread(part, self._limits, partial(self._told, name))
         watcher.awaited, watcher.stored_here = self._awaited, self._tail.reaches
         watching = partial(_watch_schedule, watcher)

@@ -193,13 +193,13 @@ def test_of_two_that_start_after_it_only_the_first_throws_it_away(
     monkeypatch.setattr("postroom.store.sql.log.volatile.boot_id", lambda: "another start")
     write, first = Session.write, []
 
-    def write_after_the_other(session: Session, area: Area, *, flush: bool = True) -> Any:
+    def write_after_the_other(session: Session, area: Area, **how: Any) -> Any:
         if area is Area.VOLATILE and not first:
             first.append(None)
             other = open_sqlite(path)
             first[0] = other
             append(other, place, batch(3))
-        return write(session, area, flush=flush)
+        return write(session, area, **how)
 
     monkeypatch.setattr(Session, "write", write_after_the_other)
     with closing(open_sqlite(path)) as second, closing(first[0]) as other:

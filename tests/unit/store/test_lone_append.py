@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,3 +116,69 @@ def test_ids_delays_and_outboxes_go_the_long_way(store: SqlStore, partition: int
         assert stored(store.log.append([delayed])[0]).base_offset < 0
         assert stored(store.log.append([named])[0]).base_offset == 3
     assert taken == [1, 2]
+
+
+# ---- at once: without a thread, waiting for the disk and for nobody ----
+
+
+def at_once(store: SqlStore, partition: int, *sequences: int) -> list[int] | None:
+    sent = [Append(partition, batch(producer=7, sequence=number)) for number in sequences]
+    found = store.log.append_at_once(sent)
+    return None if found is None else [stored(one).base_offset for one in found]
+
+
+def test_what_is_known_is_stored_at_once(store: SqlStore, partition: int) -> None:
+    assert at_once(store, partition, 0) is None  # nothing is known of the partition yet
+    send(store, partition, 0)
+    assert [at_once(store, partition, number) for number in (1, 2, 3)] == [[1], [2], [3]]
+    assert at_once(store, partition, 4, 5, 6) == [4, 5, 6]
+    assert at_once(store, partition, 7) == [7]
+    assert len(read_all(store, partition)) == 8
+
+
+def test_it_waits_for_nobody(tmp_path: Path) -> None:
+    store = open_sqlite(tmp_path / "store.db")
+    partition = store.catalog.create_topic("orders", TopicSettings(), 1).route.ranges[0].partition_id
+    send(store, partition, 0, 1)
+    other = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    assert at_once(store, partition, 2) is None
+    other.execute("ROLLBACK")
+    other.close()
+    assert at_once(store, partition, 2) is None  # somebody else may have written
+    assert send(store, partition, 2, 3) == [2, 3]
+    assert at_once(store, partition, 4) == [4]
+    store.close()
+
+
+def test_what_cannot_be_recognised_by_its_sequence_is_left(store: SqlStore, partition: int) -> None:
+    send(store, partition, 0, 1)
+    known = batch(producer=7, sequence=2)
+    for append in (
+        Append(partition, batch()),  # one-way
+        Append(partition, known, due_at=store.now_ms() + 60_000),
+        Append(partition, known, ids=bytes(16), dedup_ms=1000),
+        Append(partition, known[:40]),
+        Append(partition + 1000, known),
+    ):
+        assert store.log.append_at_once([append]) is None
+    assert len(read_all(store, partition)) == 2
+
+
+def test_a_commit_that_fails_at_once_is_left_and_not_stored_twice(store: SqlStore, partition: int) -> None:
+    """I2, I3: whether it was stored is found out by the sequence."""
+    send(store, partition, 0, 1)
+    end = store.session.dialect.end
+
+    for sequence, stored_after_all in ((2, False), (3, True)):
+
+        def fail(connection: object, area: Area, *, commit: bool, done: bool = stored_after_all) -> None:
+            end(connection, area, commit=done)
+            if commit:
+                raise sqlite3.OperationalError("disk I/O error")
+
+        with mock.patch.object(store.session.dialect, "end", fail):
+            assert at_once(store, partition, sequence) is None
+        result = stored(store.log.append([Append(partition, batch(producer=7, sequence=sequence))])[0])
+        assert (result.base_offset, result.duplicate) == (sequence, stored_after_all)
+    assert len(read_all(store, partition)) == 4

@@ -10,6 +10,10 @@ queue is bounded in bytes, in whole and for each of those lines: a full one slow
 order, and drops nothing (I17). A line of which nothing waits takes one batch, whatever others have filled.
 While somebody sends a little beside others that send more than can be stored, commits are smaller: it waits
 for the one under way, and for its own.
+
+What comes while nothing is under way, and is little, is stored in the event loop, where the store can do that
+and its commits are quick: to hand it to the thread and back costs more than to store it. A commit that takes
+its time sends the next ones to the thread, for longer each time: a slow disk holds up the loop once a second.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ __all__ = ["LineKey", "Writer"]
 
 
 _SMALLER = 4
+_FEW, _LITTLE_BYTES = 16, 64 * 1024  # batches that may be stored in the event loop, and their bytes
+_IN_A_ROW = 100  # then one goes to the thread, which does what was put off: SQLite's checkpoints
 
 LineKey = tuple[int, int]
 """A topic, and a producer of it."""
@@ -64,12 +70,23 @@ class Writer:
     """
 
     def __init__(
-        self, log: Log, tail: TailCache, limits: Limits, appended: Callable[[dict[int, int]], None]
+        self,
+        log: Log,
+        tail: TailCache,
+        limits: Limits,
+        appended: Callable[[dict[int, int]], None],
+        *,
+        at_once: bool = False,
     ) -> None:
+        """`at_once`: the store can append at once."""
         self._log = log
         self._tail = tail
         self._limits = limits
         self._considerate_s = limits.tuning.broker.considerate_s
+        self._quick_s, self._pauses = limits.tuning.broker.commit_quick_s, limits.tuning.broker.commit_pauses
+        self._slow, self._slow_until = 0, 0.0  # commits in the loop, in a row
+        self._at_once, self._in_a_row = at_once, 0
+        self._arrived: list[_PendingAppend] = []  # in this turn of the loop, while nothing was under way
         self._appended = appended
         self.scheduled: Callable[[int], None] = lambda due_at: None
         self.committed: Callable[[int, int, float], None] | None = None  # likewise: batches, bytes, seconds
@@ -122,13 +139,55 @@ class Writer:
     def _let_in(self, pending: _PendingAppend) -> None:
         size = len(pending.append.batch)
         pending.line.bytes += size
+        if self._at_once and (self._arrived or not self._pending_bytes):
+            self._arrived.append(pending)
+            if len(self._arrived) == 1:
+                self._loop.call_soon(self._store_arrived)
+        else:
+            self._queue.put(pending)
         self._pending_bytes += size
-        self._queue.put(pending)
+
+    def _store_arrived(self) -> None:
+        """Store what came in this turn, or leave it to the thread."""
+        group, self._arrived = self._arrived, []
+        if not (group and self._store_here(group)):
+            self._in_a_row = 0
+            for pending in group:
+                self._queue.put(pending)
+
+    def _store_here(self, group: list[_PendingAppend]) -> bool:
+        """Store them in the event loop. False: the thread is to do it, and finds out what became of them."""
+        if len(group) > _FEW or self._pending_bytes > _LITTLE_BYTES or self._in_a_row >= _IN_A_ROW:
+            return False
+        if time.monotonic() < self._slow_until:
+            return False
+        began = time.perf_counter()
+        try:
+            results = self._log.append_at_once([pending.append for pending in group])
+        except Exception:
+            results = None  # the thread meets it again, and tells
+        took = time.perf_counter() - began
+        self._in_a_row += 1
+        self._slow = self._slow + 1 if took > self._quick_s else 0
+        if self._slow:
+            self._slow_until = time.monotonic() + self._pauses.after(self._slow)
+        if results is None:
+            return False
+        self._count(group, took)
+        self._answer(group, results, self._remember(group, results))
+        return True
+
+    def _count(self, group: list[_PendingAppend], seconds: float) -> None:
+        if self.committed is not None:
+            self.committed(len(group), sum([len(w.append.batch) for w in group]), seconds)
 
     async def close(self) -> None:
         """Store what waits in the queue, then end."""
         if not self._closed:
             self._closed = True
+            for pending in self._arrived:
+                self._queue.put(pending)
+            self._arrived = []
             for line in self._crowded.values():
                 for pending in line.callers:
                     self._tell(pending, _closed())
@@ -143,9 +202,7 @@ class Writer:
             if group:
                 began = time.perf_counter()
                 results = self._store([w.append for w in group])
-                if self.committed is not None:
-                    size = sum([len(w.append.batch) for w in group])
-                    self.committed(len(group), size, time.perf_counter() - began)
+                self._count(group, time.perf_counter() - began)
                 stored = self._remember(group, results)
                 self._loop.call_soon_threadsafe(self._answer, group, results, stored)
 

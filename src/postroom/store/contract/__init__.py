@@ -98,6 +98,10 @@ class Log(Protocol):
         Of ids, the newest `Limits.dedup_ids` are remembered. A repeat of the batch is answered alike.
         """
 
+    def append_at_once(self, appends: Sequence[Append]) -> list[Appended | PostroomError] | None:
+        """Store a few batches of sequences as `append` does, waiting for the disk and for nobody. None: they
+        are not known to be stored, or would have to wait: give them to `append`, which finds out (I3)."""
+
     def seal(self, partition_id: int, batch: bytes) -> int:
         """Append a control batch as the last one and take no more; flushed. Returns the end (R26).
 
@@ -572,11 +576,8 @@ class Store(Protocol):
 
     # Shards. A store on one database has one, whose name is "".
     def parts(self) -> Mapping[str, Store]:
-        """The store as each shard sees it, by name: its own schedule, duties, clock, news and dues.
-
-        Whatever works on one shard by itself gets its part: writers, watchers, movers. All else in a part is
-        that of the whole.
-        """
+        """The store as each shard sees it, by name: its own schedule, duties, clock, news and dues, for who
+        works on one shard by itself (writers, watchers, movers). All else in a part is that of the whole."""
 
     def shards(self) -> list[ShardState]:
         """Return what each shard holds; the first comes first."""

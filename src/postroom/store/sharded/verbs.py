@@ -212,6 +212,9 @@ class ShardedLog(_Sharded):
             found.update(zip(mine, results, strict=True))
         return [found[at] for at in range(len(appends))]
 
+    def append_at_once(self, appends: Sequence[Append]) -> list[Appended | PostroomError] | None:
+        return None  # a thread waits for each shard
+
     def seal(self, partition_id: int, batch: bytes) -> int:
         shard = self._shards.of(partition_id)
         end = shard.log.seal(partition_id, batch)

@@ -383,9 +383,13 @@ class Session:
         """Statements that change nothing; each sees what was committed when it started."""
         return _Pooled(self, area, None)
 
-    def write(self, area: Area, *, flush: bool = True) -> AbstractContextManager[Transaction]:
-        """One transaction: committed at the end, rolled back if the block raises."""
-        if flush:
+    def write(
+        self, area: Area, *, flush: bool = True, brief: bool = False
+    ) -> AbstractContextManager[Transaction]:
+        """One transaction: committed at the end, rolled back if the block raises.
+
+        `brief`: the disk may be waited for even by who must not wait otherwise."""
+        if flush and not brief:
             self.takes_time()
         return _Pooled(self, area, flush)
 

@@ -396,6 +396,24 @@ class LoneAppendContract(StoreHarness):
             assert (again.base_offset, again.duplicate) == (sequence, True)
         assert self.send(store, partition, 4, 5) == [4, 5]
 
+    def test_what_is_not_stored_at_once_is_stored_by_append(
+        self, store: Store, other: Store, partition: int
+    ) -> None:
+        """Whatever `append_at_once` leaves, and whoever comes in between, each batch is stored once."""
+        expected: list[bytes] = []
+        for number in range(8):
+            both = [Append(partition, batch(producer=who, sequence=number)) for who in (7, 8)]
+            for sent in [both] if number % 2 else [both[:1], both[1:]]:
+                results = store.log.append_at_once(sent) or store.log.append(sent)
+                ends = range(len(expected), len(expected) + len(sent))
+                assert [stored(one).base_offset for one in results] == [*ends]
+                expected += [one.batch for one in sent]
+            if number in (3, 5):
+                expected.append(batch(producer=9, sequence=number // 4))
+                append(other, partition, expected[-1])
+        assert [piece.data[8:] for piece in read_all(store, partition)] == [one[8:] for one in expected]
+        assert store.log.append_at_once([Append(partition, batch(producer=7, sequence=9))]) is None  # a gap
+
     def test_what_another_sealed_takes_no_more(self, store: Store, other: Store, partition: int) -> None:
         self.send(store, partition, 0, 1, 2, 3)
         end = other.log.seal(partition, control())
