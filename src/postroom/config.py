@@ -80,6 +80,7 @@ class StoreTuning:
     listen_s: float = 0.5  # one wait for a notification; whoever stops the watcher ends it
     listen_again_s: float = 0.05  # before a watcher whose connection failed connects again
     listen_anyway_s: float = 2.0  # without news for so long, a poll reads: a notification may be lost
+    notify_pause_s: float = 0.005  # between two wake-ups of other processes
     notifier_stop_s: float = 5.0  # the last notifications are given so long to be sent
     end_stuck_s: float = 1.0  # how often the sessions of stopped processes are looked for (I15)
     uptime_ms: int = 2_000  # MySQL tells it in whole seconds: starts that are closer are the same
