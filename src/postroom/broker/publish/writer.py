@@ -91,7 +91,7 @@ class Writer:
         self.scheduled: Callable[[int], None] = lambda due_at: None
         self.committed: Callable[[int, int, float], None] | None = None  # likewise: batches, bytes, seconds
         self._loop = asyncio.get_running_loop()
-        self._queue: SimpleQueue[_PendingAppend | None] = SimpleQueue()
+        self._queue: SimpleQueue[list[_PendingAppend] | None] = SimpleQueue()
         self._lines: dict[LineKey, _ProducerLine] = {}
         self._crowded: dict[LineKey, _ProducerLine] = {}  # those with callers that are not let in
         self._pending_bytes = 0
@@ -139,21 +139,20 @@ class Writer:
     def _let_in(self, pending: _PendingAppend) -> None:
         size = len(pending.append.batch)
         pending.line.bytes += size
-        if self._at_once and (self._arrived or not self._pending_bytes):
+        if self._arrived or not self._pending_bytes:
             self._arrived.append(pending)
             if len(self._arrived) == 1:
                 self._loop.call_soon(self._store_arrived)
         else:
-            self._queue.put(pending)
+            self._queue.put([pending])
         self._pending_bytes += size
 
     def _store_arrived(self) -> None:
-        """Store what came in this turn, or leave it to the thread."""
+        """Store what came in this turn, or leave it to the thread: all of it, which is one commit then."""
         group, self._arrived = self._arrived, []
-        if not (group and self._store_here(group)):
+        if not (group and self._at_once and self._store_here(group)):
             self._in_a_row = 0
-            for pending in group:
-                self._queue.put(pending)
+            self._queue.put(group)
 
     def _store_here(self, group: list[_PendingAppend]) -> bool:
         """Store them in the event loop. False: the thread is to do it, and finds out what became of them."""
@@ -185,8 +184,7 @@ class Writer:
         """Store what waits in the queue, then end."""
         if not self._closed:
             self._closed = True
-            for pending in self._arrived:
-                self._queue.put(pending)
+            self._queue.put(self._arrived)
             self._arrived = []
             for line in self._crowded.values():
                 for pending in line.callers:
@@ -211,12 +209,12 @@ class Writer:
         arrived: list[_PendingAppend] = []
         size, limits = 0, self._limits
         while not self._ended and not (self._queue.empty() and (arrived or self._turns)):
-            pending = self._queue.get()
-            if pending is None:
+            group = self._queue.get()
+            if group is None:
                 self._ended = True
             else:
-                arrived.append(pending)
-                size += len(pending.append.batch)
+                arrived += group
+                size += sum([len(pending.append.batch) for pending in group])
         if not self._turns and size <= limits.commit_bytes and len(arrived) <= limits.commit_batches:
             return arrived
         for pending in arrived:
