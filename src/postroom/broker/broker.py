@@ -140,8 +140,7 @@ class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs
         self.presence = Presence(store, self._in_thread, tuning)
         self._letters = DeadLetterOffice(store, self._catalog, self._deliveries)
         self._stopped = StoppedMessages(store, self._catalog, self._deliveries)
-        self._waiters = Waiters(tuning.lull_s)
-        self.listing = Listing(store.catalog)
+        self._waiters, self.listing = Waiters(tuning.lull_s), Listing(store.catalog)
         holder = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self._work = ShardWork(
             store, limits, holder, self._tail, self._in_thread,
