@@ -174,11 +174,12 @@ async def run_peers(seconds: float) -> dict[str, object]:
 def run_kafka(seconds: float) -> list[kafka_clients.Speed]:
     found = kafka_clients.run(seconds, told=_tell)
     shown = Table("broker", "what", title="Kafka clients: confluent-kafka, both brokers flushed")
-    for name in ("size", "messages/s", "broker's CPU s per million"):
+    for name in ("size", "messages/s", "broker's CPU s per million", "client thread's"):
         shown.add_column(name, justify="right")
     for one in found:
         if one.size:
-            shown.add_row(one.broker, one.what, f"{one.size} B", f"{one.per_s:,.0f}", f"{one.cpu_s:.2f}")
+            used = f"{one.cpu_s:.2f}", f"{one.client_s:.2f}"
+            shown.add_row(one.broker, one.what, f"{one.size} B", f"{one.per_s:,.0f}", *used)
     console.print(shown)
     for one in found:
         if not one.size:

@@ -118,6 +118,7 @@ class BrokerTuning:
     watcher_failure_s: float = 0.2  # before a watcher whose store failed tries again
     watcher_own_s: float = 0.02  # while only this process commits, others' commits are noticed no later
     watcher_kept_s: float = 30.0  # a watcher that nobody wants is kept for so long
+    read_ahead_s: float = 5.0  # what was read ahead and not asked for in so long makes room for others
 
     # sends
     considerate_s: float = 1.0  # for so long after the last who sent a little, commits stay small (R41)

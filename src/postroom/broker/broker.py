@@ -49,7 +49,7 @@ from ..store.contract.values import Drawn
 from ..tasks import SingleFlight
 from .access import InThread
 from .audit import AuditVerbs, ForgetAudit
-from .deliver.fetch import FetchVerbs
+from .deliver.fetch import FetchVerbs, ReadAhead
 from .deliver.heartbeats import Beating
 from .deliver.ordered import OrderedDeliveries
 from .deliver.poll import HOLDERS, Polling, PollVerbs
@@ -128,6 +128,7 @@ class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs
         self._catalog = CatalogCache(store.catalog, lasting=shards > 1, fresh_s=tuning.catalog_fresh_s)
         self._tail = TailCache(limits.tail_cache_bytes)
         self._deliveries = Deliveries(store, self._catalog, self._tail, limits.far_retry_ms)
+        self._ahead = ReadAhead(self._in_thread, self._deliveries.read, limits)
         self._ordered = OrderedDeliveries(store, self._catalog, self._deliveries, limits)
         self._admin = Admin(store, self._catalog, limits)
         resets = Resets(store, self._admin.resolve)
@@ -139,8 +140,7 @@ class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs
         self.presence = Presence(store, self._in_thread, tuning)
         self._letters = DeadLetterOffice(store, self._catalog, self._deliveries)
         self._stopped = StoppedMessages(store, self._catalog, self._deliveries)
-        self._waiters = Waiters(tuning.lull_s)
-        self.listing = Listing(store.catalog)
+        self._waiters, self.listing = Waiters(tuning.lull_s), Listing(store.catalog)
         holder = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self._work = ShardWork(
             store, limits, holder, self._tail, self._in_thread,

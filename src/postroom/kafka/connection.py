@@ -28,40 +28,50 @@ _log = logging.getLogger("postroom.kafka")
 
 _LENGTH_BYTES = 4
 _FIRST_FRAME_BYTES = 64 * 1024  # before a client is known
+_SMALL_PIECE_BYTES = 4096  # of a frame that is not whole
 _PENDING_FRAMES = 64  # that were received and not begun
 _PRODUCES_AT_ONCE = 64  # that were begun and not answered
 
 
 class FrameParser:
-    """Cuts a stream into frames: four bytes of length, and so many bytes."""
+    """Cuts a stream into frames: four bytes of length, and so many bytes.
+
+    A frame is put together once, when all of it is there; it is a view of what was put together.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self._buffer = bytearray()
-
-    @property
-    def begun(self) -> int:
+        self.begun = 0
         """Bytes of a frame that has begun and is not whole."""
-        return len(self._buffer)
+        self._pieces: list[bytes] = []  # they are those
+        self._wanted = _LENGTH_BYTES  # as many bytes decide more: a length, or a whole frame
 
-    def feed(self, data: bytes) -> list[bytes]:
+    def feed(self, data: bytes) -> list[memoryview]:
         """The frames that are whole now. ProtocolError for one that is too long, or none."""
-        buffer, found, at = self._buffer, list[bytes](), 0
-        buffer += data
-        with memoryview(buffer) as view:
-            while len(view) - at >= _LENGTH_BYTES:
-                size = int.from_bytes(view[at : at + _LENGTH_BYTES], "big", signed=True)
-                if not 0 < size <= self.max_bytes:
-                    raise ProtocolError(
-                        f"a frame of {size:,} bytes was announced, and {self.max_bytes:,} is the most that "
-                        "is taken: send smaller batches; or it is not a Kafka client"
-                    )
-                end = at + _LENGTH_BYTES + size
-                if len(view) < end:
-                    break
-                found.append(bytes(view[at + _LENGTH_BYTES : end]))
-                at = end
-        del buffer[:at]
+        if self._pieces and len(self._pieces[-1]) < _SMALL_PIECE_BYTES:
+            self._pieces[-1] += data  # or many small ones would take more room than their bytes (I22)
+        else:
+            self._pieces.append(data)
+        self.begun += len(data)
+        if self.begun < self._wanted:
+            return []
+        view, found, at = memoryview(b"".join(self._pieces)), list[memoryview](), 0
+        self._wanted = _LENGTH_BYTES
+        while len(view) - at >= _LENGTH_BYTES:
+            size = int.from_bytes(view[at : at + _LENGTH_BYTES], "big", signed=True)
+            if not 0 < size <= self.max_bytes:
+                raise ProtocolError(
+                    f"a frame of {size:,} bytes was announced, and {self.max_bytes:,} is the most that "
+                    "is taken: send smaller batches; or it is not a Kafka client"
+                )
+            end = at + _LENGTH_BYTES + size
+            if len(view) < end:
+                self._wanted = end - at
+                break
+            found.append(view[at + _LENGTH_BYTES : end])
+            at = end
+        self._pieces = [bytes(view[at:])] if at < len(view) else []
+        self.begun = len(view) - at
         return found
 
 
@@ -87,7 +97,7 @@ class Connection(asyncio.Protocol):
         self._parser = FrameParser(_FIRST_FRAME_BYTES)
         self._transport: asyncio.Transport | None = None
         self._session: Session
-        self._frames: deque[bytes] = deque()
+        self._frames: deque[memoryview] = deque()
         self._arrived = asyncio.Event()
         self._answers: asyncio.Queue[asyncio.Task[list[Piece] | None] | list[Piece]] = asyncio.Queue(
             _PRODUCES_AT_ONCE
@@ -188,8 +198,8 @@ class Connection(asyncio.Protocol):
             self._parser.max_bytes = self._host.listening.max_frame_bytes
         self.throttle()
 
-    async def _begin(self, frame: bytes) -> None:
-        answer: Answer = await self._session.begin(read_header(memoryview(frame)))
+    async def _begin(self, frame: memoryview) -> None:
+        answer: Answer = await self._session.begin(read_header(frame))
         if isinstance(answer, list):
             if not self._answering:
                 self._write(answer)

@@ -16,6 +16,9 @@ from .primitives import NO_UUID, Piece, Reader, Writer
 
 __all__ = [
     "NO_OPERATIONS",
+    "Fetch",
+    "FetchPartition",
+    "FetchTopic",
     "FetchedPartition",
     "FetchedTopic",
     "Metadata",
@@ -28,6 +31,7 @@ __all__ = [
     "fetch_answer",
     "metadata_answer",
     "produce_answer",
+    "read_fetch",
     "read_produce",
 ]
 
@@ -109,6 +113,66 @@ def produce_answer(version: int, produced: Sequence[Produced]) -> list[Piece]:
 
 
 # ---- Fetch ----
+
+
+class FetchPartition(NamedTuple):
+    """From where on a Fetch request wants a partition, and how many bytes of it."""
+
+    partition: int
+    offset: int
+    max_bytes: int
+
+
+class FetchTopic(NamedTuple):
+    """Known by its name, or in newer versions by its id."""
+
+    name: str
+    id: UUID | None
+    partitions: list[FetchPartition]
+
+
+class Fetch(NamedTuple):
+    max_wait_ms: int
+    min_bytes: int
+    max_bytes: int
+    session_id: int
+    topics: list[FetchTopic]
+
+
+def read_fetch(version: int, view: memoryview) -> Fetch:
+    """A Fetch request of version 4 to 17; what it wants of a session, and its rack, is not read."""
+    reader, flexible = Reader(view), version >= 12
+    if version < 15:
+        reader.i32()  # the replica that asks
+    max_wait_ms, min_bytes, max_bytes = reader.i32(), reader.i32(), reader.i32()
+    reader.i8()  # isolation: there are no transactions
+    session_id = 0
+    if version >= 7:
+        session_id = reader.i32()
+        reader.i32()
+    topics: list[FetchTopic] = []
+    for _ in range(reader.count(flexible)):
+        name, id = (reader.name(flexible), None) if version < 13 else ("", reader.uuid())
+        partitions = [_fetch_partition(reader, version) for _ in range(reader.count(flexible))]
+        topics.append(FetchTopic(name, id, partitions))
+        if flexible:
+            reader.tags()
+    return Fetch(max_wait_ms, min_bytes, max_bytes, session_id, topics)
+
+
+def _fetch_partition(reader: Reader, version: int) -> FetchPartition:
+    partition = reader.i32()
+    if version >= 9:
+        reader.i32()  # the epoch of its leader
+    offset = reader.i64()
+    if version >= 12:
+        reader.i32()  # the epoch of what it read last
+    if version >= 5:
+        reader.i64()  # where the log of a replica begins
+    max_bytes = reader.i32()
+    if version >= 12:
+        reader.tags()
+    return FetchPartition(partition, offset, max_bytes)
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from ..model.messages.batch import stored_records
 from ..model.topology.chain import Chain, Link
 from ..store.contract import Bounds, StoredBatch
 from .apis import Code, code_of
-from .hot import FetchedPartition, FetchedTopic
+from .hot import Fetch, FetchedPartition, FetchedTopic, FetchTopic
 from .primitives import Piece
 from .topics import KafkaTopic, Topics
 
@@ -58,10 +58,13 @@ class Reading:
 
     # ---- Fetch ----
 
-    async def fetch(self, version: int, request: Any, most_bytes: int) -> list[FetchedTopic]:
-        """What there is of the partitions; waits for it if the request wants that."""
+    async def fetch(self, version: int, request: Fetch, most_bytes: int) -> list[FetchedTopic]:
+        """What there is of the partitions; waits for it if the request wants that.
+
+        Where nothing arrives while it waits the log is not read again: what was found before is the answer.
+        """
         loop = asyncio.get_running_loop()
-        wait_ms = min(max(request.max_wait, 0), _LONGEST_WAIT_MS)
+        wait_ms = min(max(request.max_wait_ms, 0), _LONGEST_WAIT_MS)
         deadline = loop.time() + wait_ms / 1000
         max_bytes = max(1, min(request.max_bytes, most_bytes))
         while True:
@@ -70,29 +73,28 @@ class Reading:
             with self._broker.arrivals(ids) as news:
                 size = await self._read(asked, max_bytes)
                 failed = any(one.answer.error for one in asked)
-                if failed or size >= request.min_bytes or loop.time() >= deadline or not asked:
+                if failed or size >= request.min_bytes or not asked or not await _arrived(news, deadline):
                     return topics
-                await _wait(news, deadline - loop.time())
 
-    async def _asked(self, version: int, request: Any) -> tuple[list[FetchedTopic], list[_Asked]]:
+    async def _asked(self, version: int, request: Fetch) -> tuple[list[FetchedTopic], list[_Asked]]:
         topics, asked = [], []
-        for wanted in request.topics or ():
+        for wanted in request.topics:
             view, error = await self._view(version, wanted)
-            partitions = [FetchedPartition(one.partition, error) for one in wanted.partitions or ()]
-            for one, answer in zip(wanted.partitions or (), partitions, strict=True):
+            partitions = [FetchedPartition(one.partition, error) for one in wanted.partitions]
+            for one, answer in zip(wanted.partitions, partitions, strict=True):
                 if not error and (view is None or view.chain(one.partition) is None):
                     answer.error = Code.UNKNOWN_TOPIC_OR_PARTITION
-                asked.append(_Asked(answer, one.fetch_offset, one.partition_max_bytes, view))
-            name, id = (view.name, view.id) if view else (getattr(wanted, "topic", ""), None)
-            topics.append(FetchedTopic(name, getattr(wanted, "topic_id", id), partitions))
+                asked.append(_Asked(answer, one.offset, one.max_bytes, view))
+            name, id = (view.name, view.id) if view else (wanted.name, wanted.id)
+            topics.append(FetchedTopic(name, id, partitions))
         return topics, asked
 
-    async def _view(self, version: int, wanted: Any) -> tuple[KafkaTopic | None, int]:
+    async def _view(self, version: int, wanted: FetchTopic) -> tuple[KafkaTopic | None, int]:
         by_id = version >= _BY_ID_FROM
         try:
             if not by_id:
-                self._permit("fetch", wanted.topic)
-            view = await (self._topics.by_id(wanted.topic_id) if by_id else self._topics.view(wanted.topic))
+                self._permit("fetch", wanted.name)
+            view = await (self._topics.by_id(wanted.id) if by_id else self._topics.view(wanted.name))
             self._permit("fetch", view.name)
             return view, 0
         except PostroomError as error:
@@ -230,9 +232,20 @@ def at_origin(origin: int, batch: StoredBatch) -> list[Piece]:
     return [_OFFSET.pack(origin + batch.base_offset), memoryview(batch.data)[_OFFSET.size :]]
 
 
-async def _wait(news: asyncio.Event, seconds: float) -> None:
+async def _arrived(news: asyncio.Event, deadline: float) -> bool:
+    """Wait for news; returns False once it is time to answer without."""
+    loop = asyncio.get_running_loop()
+    if loop.time() >= deadline:
+        return False
+    over: list[bool] = []
+
+    def end() -> None:
+        over.append(True)
+        news.set()
+
+    timer = loop.call_at(deadline, end)
     try:
-        async with asyncio.timeout(max(0.0, seconds)):
-            await news.wait()
-    except TimeoutError:
-        pass
+        await news.wait()
+    finally:
+        timer.cancel()
+    return not over

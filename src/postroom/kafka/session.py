@@ -29,7 +29,15 @@ from .groups.coordinator import Coordinator
 from .groups.listing import Groups
 from .groups.membership import GroupAccess, Membership
 from .groups.offsets import Offsets
-from .hot import Produced, api_versions, fetch_answer, metadata_answer, produce_answer, read_produce
+from .hot import (
+    Produced,
+    api_versions,
+    fetch_answer,
+    metadata_answer,
+    produce_answer,
+    read_fetch,
+    read_produce,
+)
 from .messages import read_request, written
 from .metadata import Cluster, Describing
 from .primitives import Piece, Reader, framed
@@ -275,8 +283,8 @@ class Session:
         return stored()
 
     async def _fetch(self, asked: Asked) -> Answer:
-        request = read_request(asked.api.key, asked.version, asked.body)
-        if getattr(request, "session_id", 0):  # none was ever begun
+        request = read_fetch(asked.version, asked.body)
+        if request.session_id:  # none was ever begun
             return _framed(asked, fetch_answer(asked.version, (), Code.FETCH_SESSION_NOT_FOUND))
         topics = await self._reading.fetch(asked.version, request, self._door.one_answer_bytes)
         size = sum(len(piece) for topic in topics for one in topic.partitions for piece in one.pieces)

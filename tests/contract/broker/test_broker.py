@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import secrets
 import threading
 from collections.abc import AsyncIterator, Coroutine, Sequence
@@ -14,6 +15,7 @@ import pytest
 
 from postroom.address import Address, parse
 from postroom.broker.broker import Broker, open_endpoint
+from postroom.broker.deliver.fetch import Wanted
 from postroom.broker.duties import DutyRunner
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
@@ -488,6 +490,28 @@ async def test_a_deleted_topic_leaves_no_tables_behind(broker: Broker) -> None:
     assert broker.store.catalog.dropped() == []
     await broker.create_topic("orders", TopicSettings(), 1, False)
     assert await place(broker) > there
+
+
+@everywhere
+async def test_whoever_reads_by_offsets_from_behind_gets_every_batch_in_order(any_url: str) -> None:
+    """Batches that are not in memory are read ahead; a smaller answer leaves nothing out."""
+    broker = await open_endpoint(parse(any_url), migrate=True, limits=replace(DEFAULTS, tail_cache_bytes=0))
+    try:
+        await broker.create_topic("behind", TopicSettings(), 1, False)
+        there = (await broker.route("behind")).ranges[0].partition_id
+        sizes = [len(batch(7))] * 30
+        for _ in sizes:
+            await broker.append("behind", there, batch(7))
+        at, found, room = 0, list[int](), itertools.cycle((5 * sizes[0], sizes[0], 1, 3 * sizes[0] + 1))
+        while at < 7 * len(sizes):
+            most = next(room)
+            (fetched,) = await broker.fetch_each([Wanted(there, at, most)], most)
+            assert sum(len(one.data) for one in fetched.batches) <= max(most, sizes[0])
+            found += [one.base_offset for one in fetched.batches]
+            at = fetched.batches[-1].last_offset + 1
+        assert found == list(range(0, 7 * len(sizes), 7))
+    finally:
+        await broker.close()
 
 
 # ---- limits ----

@@ -25,6 +25,7 @@ from postroom.kafka.hot import (
     fetch_answer,
     metadata_answer,
     produce_answer,
+    read_fetch,
     read_produce,
 )
 
@@ -80,6 +81,57 @@ def test_a_produce_request_that_kio_wrote_is_read_as_it_was(
     assert [
         (s.topic, s.partition, s.batch if s.batch is None else bytes(s.batch)) for s in found.sent
     ] == sent
+
+
+@given(
+    version=versions(1),
+    numbers=st.tuples(*[st.integers(0, 2**31 - 1)] * 4),
+    topics=st.lists(st.tuples(NAMES, st.uuids(), st.lists(st.tuples(I32, I64, I32), max_size=4)), max_size=4),
+)
+def test_a_fetch_request_that_kio_wrote_is_read_as_it_was(
+    version: int, numbers: tuple[int, int, int, int], topics: list[Any]
+) -> None:
+    import datetime
+    import sys
+
+    kind: Any = load_request_schema(1, version)
+    module = sys.modules[kind.__module__]
+    fields = kind.__dataclass_fields__
+    wait_ms, min_bytes, max_bytes, session_id = numbers
+    request = kind(
+        **({"replica_id": -1} if version < 15 else {}),
+        **(
+            {"session_id": session_id, "session_epoch": 3, "forgotten_topics_data": ()}
+            if version >= 7
+            else {}
+        ),
+        **({"rack_id": "here"} if "rack_id" in fields else {}),
+        max_wait=datetime.timedelta(milliseconds=wait_ms),
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+        isolation_level=1,
+        topics=tuple(
+            module.FetchTopic(
+                **({"topic_id": id} if version >= 13 else {"topic": name}),
+                partitions=tuple(
+                    module.FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=most)
+                    for index, offset, most in partitions
+                ),
+            )
+            for name, id, partitions in topics
+        ),
+    )
+    written: list[bytes] = []
+    entity_writer(kind)(_Sink(written), request)  # type: ignore[arg-type]
+    found = read_fetch(version, memoryview(b"".join(written)))
+    assert found[:4] == (wait_ms, min_bytes, max_bytes, session_id if version >= 7 else 0)
+    assert [tuple(map(tuple, topic.partitions)) for topic in found.topics] == [
+        tuple(partitions) for _, _, partitions in topics
+    ]
+    if version >= 13:
+        assert [topic.id or UUID(int=0) for topic in found.topics] == [id for _, id, _ in topics]
+    else:
+        assert [topic.name for topic in found.topics] == [name for name, _, _ in topics]
 
 
 class _Sink:
@@ -165,5 +217,15 @@ def test_bytes_that_are_no_produce_request_are_refused_and_nothing_else_happens(
 ) -> None:
     try:
         read_produce(version, memoryview(data))
+    except ProtocolError:
+        pass
+
+
+@given(version=versions(1), data=st.binary(max_size=200))
+def test_bytes_that_are_no_fetch_request_are_refused_and_nothing_else_happens(
+    version: int, data: bytes
+) -> None:
+    try:
+        read_fetch(version, memoryview(data))
     except ProtocolError:
         pass

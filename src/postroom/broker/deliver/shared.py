@@ -253,6 +253,10 @@ class Deliveries:
             return cached
         return self._store.log.read(partition_id, offset, max_messages=max_messages, max_bytes=max_bytes)
 
+    def remembers(self, partition_id: int, offset: int) -> bool:
+        """Return whether the message is in memory: it is read without the store."""
+        return bool(self._tail.read(partition_id, offset, max_messages=1, max_bytes=1))
+
     def read_span(self, partition_id: int, first: int, last: int) -> list[StoredBatch]:
         """Every batch with an offset in the span."""
         return list(self.walk_span(partition_id, first, last))
