@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ def main() -> int:
         )
     folder = Path(tempfile.mkdtemp(prefix="postroom-simulation-", dir=_memory()))
     try:
-        runner = Runner(folder, prepared(folder), options.jobs)
+        runner = Runner(folder, prepared(folder), options.jobs, 10 if options.breaks else 40)
         if options.breaks:
             return _breaks(runner, options)
         if options.seed is not None:
@@ -63,11 +63,13 @@ def _options() -> argparse.Namespace:
 
 
 def _seeds(options: argparse.Namespace) -> Iterator[int]:
+    """Twice: first upwards, then downwards, so that each comes after others."""
     until = time.monotonic() + (options.for_s or 1e9)
-    for seed in range(options.first, options.first + options.seeds):
+    seeds = range(options.first, options.first + options.seeds)
+    for seed in chain(seeds, reversed(seeds)) if options.twice else seeds:
         if time.monotonic() > until:
             return
-        yield from (seed, seed) if options.twice else (seed,)
+        yield seed
 
 
 def _one(runner: Runner, options: argparse.Namespace) -> int:

@@ -1,9 +1,11 @@
 """SQLite on a simulated disk: statements take turns, and what was not flushed is forgotten in a crash.
 
-The files are real, in memory, and so is SQLite. Write-ahead logs are never copied into their databases, so
-a file at any earlier commit is the same file with a shorter log: a machine that loses power comes back with
-a log that ends anywhere behind its last flushed commit, even in the middle of a frame. A disk may also be
-full, fail, or be slow.
+The files are real, in memory, and so is SQLite. Two of its connections per file serve all processes, one for
+the transaction that is under way, one for what only reads: a statement outside of a transaction leaves
+nothing behind, so nobody can tell. That others have a file locked, or have changed it, is therefore answered
+here. Write-ahead logs are never copied into their databases, so a file at any earlier commit is the same
+file with a shorter log: a machine that loses power comes back with a log that ends anywhere behind its last
+flushed commit, even in the middle of a frame. A disk may also be full, fail, or be slow.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,51 @@ from .world import Process, World, current_world, here
 
 __all__ = ["Disk", "SimEvents", "install"]
 
-_raw = sqlite3.Connection.execute
-_raw_many = sqlite3.Connection.executemany
 _SWITCH = 0.3  # how often another fiber runs between two statements
 _AREAS = ("", ".progress", ".volatile")
+_WRITES = ("INSERT", "UPDATE", "DELETE", "CREATE", "DROP", "ALTER")
+
+
+class _File:
+    """A database, with what all processes together know of it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.owner: SimConnection | None = None  # whose transaction is under way
+        self.version = 0  # counts commits
+        self.flushed = 0  # bytes of its log that a crash keeps
+
+    def log_bytes(self) -> int:
+        try:
+            return os.stat(f"{self.path}-wal").st_size
+        except OSError:
+            return 0
+
+    @cached_property
+    def reader(self) -> sqlite3.Connection:
+        return _opened(self.path)
+
+    @cached_property
+    def writer(self) -> sqlite3.Connection:
+        return _opened(self.path)
+
+    def close(self) -> None:
+        for name in ("reader", "writer"):
+            connection = self.__dict__.pop(name, None)
+            if connection is not None:
+                connection.close()
+
+
+def _opened(path: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, isolation_level=None, check_same_thread=False, timeout=0, cached_statements=1000
+    )
+    if not path.endswith(".progress"):
+        connection.execute(f"PRAGMA page_size={dialect._LOG_PAGE_BYTES}")
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA wal_autocheckpoint=0")
+    connection.execute("PRAGMA synchronous=OFF")  # what is flushed is decided here
+    return connection
 
 
 class Disk:
@@ -35,109 +79,187 @@ class Disk:
     def __init__(self, world: World, folder: Path, template: Path | None = None) -> None:
         self._world, self.folder = world, folder
         self.path = folder / "queue.db"
-        self.connections: list[Any] = []
+        self.connections: list[SimConnection] = []
         self.events: list[SimEvents] = []
-        self.flushed: dict[str, int] = {}  # by file, bytes of its log that a crash keeps
-        self.full_until_ns = self.failing_until_ns = 0
+        self.full_until_ns = self.failing_until_ns = self.slow_until_ns = 0
         self.flush_s = 0.001
         self.fatal_in = 0  # whoever makes this one of the next commits is killed right after it; 0: nobody is
+        self.glitch_in = 0  # this one of the next commits fails; 0: none does
         self.kill: Callable[[Process], None] = lambda process: None
-        self._keepers: list[sqlite3.Connection] = []  # the last to close a file would empty its log
+        self._files: dict[str, _File] = {}
         folder.mkdir(parents=True, exist_ok=True)
         if template is not None:
             for area in _AREAS:
                 shutil.copyfile(f"{template}{area}", f"{self.path}{area}")
-            self._keep()
 
-    def _keep(self) -> None:
-        for area in _AREAS:
-            keeper = sqlite3.connect(f"{self.path}{area}", isolation_level=None)
-            keeper.execute("PRAGMA journal_mode=WAL")
-            keeper.execute("SELECT * FROM sqlite_master").fetchall()
-            self._keepers.append(keeper)
-
-    def log_bytes(self, file: str) -> int:
-        try:
-            return os.stat(f"{file}-wal").st_size
-        except OSError:
-            return 0
+    def file(self, path: str) -> _File:
+        found = self._files.get(path)
+        if found is None:
+            found = self._files[path] = _File(path)
+        return found
 
     def close_of(self, process: Process) -> None:
         """A process that died: its transactions are rolled back, its locks released."""
         for connection in [one for one in self.connections if one.process is process]:
-            connection.really_close()
+            connection.close()
 
-    def crash(self, process_kill: Any) -> dict[str, tuple[int, int]]:
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def crash(self, process_kill: Callable[[], object]) -> dict[str, tuple[int, int]]:
         """Power is lost. Returns, by file, the log's bytes that were kept, and those that there were."""
         process_kill()
+        for connection in list(self.connections):
+            connection.close()
         kept: dict[str, tuple[int, int]] = {}
         saved: dict[str, tuple[bytes, bytes]] = {}
         for area in _AREAS:
-            file = f"{self.path}{area}"
-            now = self.log_bytes(file)
-            least = min(now, self.flushed.get(file, 0))
+            file = self.file(f"{self.path}{area}")
+            now = file.log_bytes()
+            least = min(now, file.flushed)
             cut = least + int(self._world.draw.random() * (now - least + 1))
             kept[area] = (cut, now)
-            log = Path(f"{file}-wal").read_bytes()[:cut] if now else b""
-            saved[file] = (Path(file).read_bytes() if os.path.exists(file) else b"", log)
-        for connection in [*self.connections, *self._keepers]:
-            getattr(connection, "really_close", connection.close)()
-        self._keepers.clear()
-        for file, (database, log) in saved.items():
-            Path(f"{file}-shm").unlink(missing_ok=True)
-            Path(file).write_bytes(database)
-            Path(f"{file}-wal").write_bytes(log)
-            self.flushed[file] = len(log)
-        self._keep()
+            log = Path(f"{file.path}-wal").read_bytes()[:cut] if now else b""
+            saved[file.path] = (Path(file.path).read_bytes(), log)
+        self.close()  # the last to close a file empties its log
+        for path, (database, log) in saved.items():
+            Path(f"{path}-shm").unlink(missing_ok=True)
+            Path(path).write_bytes(database)
+            Path(f"{path}-wal").write_bytes(log)
+            self.file(path).flushed = len(log)
         return kept
 
-    def committed(self, connection: Any) -> None:
+    def committed(self, connection: SimConnection) -> None:
         file = connection.file
         if connection.synchronous == "FULL":
-            self.flushed[file] = self.log_bytes(file)
-        for events in self.events:
-            events.told(file)
+            file.flushed = file.log_bytes()
+        if connection.wrote:
+            file.version += 1
+            connection.own += 1
+            for events in self.events:
+                events.told(file.path)
 
 
-class _SimConnection(dialect._Connection):
-    """Made in place of `_Connection`; its class attributes are how SQLite behaves here."""
+class _Rows:
+    """What a statement found; all of it, so that nothing is left open."""
 
-    file = ""
-    process: Any = None
-    patience_s = 0.0
-    disk: Any = None
-    ended = False
+    __slots__ = ("_at", "_rows")
+    rowcount = -1
+    lastrowid = None
 
-    def execute(self, sql: str, args: Any = (), /) -> Any:  # type: ignore[override]
-        return _execute(self, sql, args)
+    def __init__(self, rows: list[Any]) -> None:
+        self._rows, self._at = rows, 0
 
-    def executemany(self, sql: str, rows: Any, /) -> Any:  # type: ignore[override]
-        _before(self, sql)
-        return _raw_many(self, sql, rows)
+    def fetchone(self) -> Any:
+        at = self._at
+        if at < len(self._rows):
+            self._at = at + 1
+            return self._rows[at]
+        return None
 
-    def close(self) -> None:
-        if not self.ended:
-            self.really_close()
+    def fetchall(self) -> list[Any]:
+        rows, self._rows = self._rows[self._at :] if self._at else self._rows, []
+        return rows
 
-    def really_close(self) -> None:
-        self.ended = True
-        if self in self.disk.connections:
-            self.disk.connections.remove(self)
-        super().close()
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.fetchall())
+
+
+class SimConnection:
+    """What a process has of a file; made in place of the dialect's `_Connection`."""
+
+    synchronous = ""
+    thrifty = False
+    secure = 0
+    of_file = None
+
+    def __init__(self, disk: Disk, path: str, process: Process, patience_s: float) -> None:
+        self.disk, self.process, self.patience_s = disk, process, patience_s
+        self.file = disk.file(path)
+        self.own = 0  # commits of its own, which are no news
+        self.wrote = self.ended = False
+        disk.connections.append(self)
 
     def __hash__(self) -> int:
         return 1
 
+    @property
+    def in_transaction(self) -> bool:
+        return self.file.owner is self
 
-def _before(connection: Any, sql: str) -> None:
+    def execute(self, sql: str, args: Any = (), /) -> Any:
+        return _execute(self, sql, args)
+
+    def executemany(self, sql: str, rows: Any, /) -> Any:
+        _before(self, sql)
+        assert self.in_transaction, f"outside of a transaction: {sql}"
+        self.wrote = True
+        return self.file.writer.executemany(sql, rows)
+
+    def close(self) -> None:
+        if not self.ended:
+            self.ended = True
+            self.disk.connections.remove(self)
+            if self.in_transaction:
+                self.end("ROLLBACK")
+
+    # ---- transactions ----
+
+    def begin(self) -> None:
+        """Wait for whoever has the file, for as long as the busy time-out."""
+        world, file = current_world(), self.file
+        until = world.now_ns + int(self.patience_s * 1e9)
+        while file.owner is not None:
+            if world.now_ns >= until or world.current is None:
+                raise _error("database is locked", sqlite3.SQLITE_BUSY)
+            world.sleep(0.001 + 0.02 * world.draw.random())
+        file.writer.execute("BEGIN IMMEDIATE")
+        file.owner, self.wrote = self, False
+
+    def end(self, sql: str) -> None:
+        self.file.writer.execute(sql)
+        self.file.owner = None
+
+    def commit(self) -> None:
+        world = current_world()
+        if self.synchronous == "FULL" and world.current is not None:
+            world.sleep(self.disk.flush_s * (0.3 + world.draw.random()))  # until then nobody sees it
+            self._fail_perhaps()
+        self.end("COMMIT")
+        self.disk.committed(self)
+        _die_perhaps(world, self)
+        world.step()  # a process may die here: committed, and nobody was told
+
+    def _fail_perhaps(self) -> None:
+        if self.disk.glitch_in:
+            self.disk.glitch_in -= 1
+            if not self.disk.glitch_in:
+                raise _error("disk I/O error", sqlite3.SQLITE_IOERR)
+
+    def pragma(self, sql: str) -> Any:
+        name, _, value = sql[7:].partition("=")
+        if name == "data_version":
+            return _Rows([(self.file.version - self.own,)])
+        if name == "busy_timeout":
+            self.patience_s = int(value) / 1000
+        elif not value:
+            return self.file.reader.execute(sql)
+        return None  # whatever is set is so already, or is decided here
+
+
+def _before(connection: SimConnection, sql: str) -> None:
+    """Others run, or the disk fails."""
+    if connection.ended:
+        raise sqlite3.ProgrammingError("Cannot operate on a closed database.")
     world = current_world()
-    fiber = world.current
-    if fiber is None:
+    if world.current is None:
         return
     if world.draw.random() < _SWITCH:
         world.step()
     disk = connection.disk
-    if world.now_ns < disk.failing_until_ns and not sql.startswith(("PRAGMA", "ROLLBACK")):
+    if world.now_ns < disk.failing_until_ns and sql != "ROLLBACK":
         raise _error("disk I/O error", sqlite3.SQLITE_IOERR)
     if world.now_ns < disk.full_until_ns and sql.startswith(("INSERT", "UPDATE", "CREATE", "COMMIT")):
         raise _error("database or disk is full", sqlite3.SQLITE_FULL)
@@ -149,36 +271,28 @@ def _error(text: str, code: int) -> sqlite3.OperationalError:
     return error
 
 
-def _execute(connection: Any, sql: str, args: Any = ()) -> Any:
-    world = current_world()
+def _execute(connection: SimConnection, sql: str, args: Any = ()) -> Any:
     if sql.startswith("PRAGMA"):
-        if sql.startswith("PRAGMA busy_timeout"):
-            connection.patience_s = int(sql.partition("=")[2]) / 1000
-            return None
-        if sql.startswith("PRAGMA wal_autocheckpoint"):
-            sql = "PRAGMA wal_autocheckpoint=0"
-        return _raw(connection, sql, args)
+        return connection.pragma(sql)
     _before(connection, sql)
-    if sql == "COMMIT" and connection.synchronous == "FULL" and world.current is not None:
-        world.sleep(connection.disk.flush_s * (0.3 + world.draw.random()))  # until then nobody sees it
-    until = world.now_ns + int(connection.patience_s * 1e9)
-    while True:
-        try:
-            answer = _raw(connection, sql, args)
-            break
-        except sqlite3.OperationalError as error:
-            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-            if code != sqlite3.SQLITE_BUSY or world.now_ns >= until or world.current is None:
-                raise
-            world.sleep(0.001 + 0.02 * world.draw.random())
-    if sql == "COMMIT":
-        connection.disk.committed(connection)
-        _die_perhaps(world, connection)
-        world.step()  # a process may die here: committed, and nobody was told
-    return answer
+    file = connection.file
+    if file.owner is connection:
+        if sql == "COMMIT":
+            return connection.commit()
+        if sql == "ROLLBACK":
+            return connection.end(sql)
+        found = file.writer.execute(sql, args)
+        if found.description is None and found.rowcount:
+            connection.wrote = True
+    elif sql == "BEGIN IMMEDIATE":
+        return connection.begin()
+    else:
+        assert not sql.startswith(_WRITES), f"outside of a transaction: {sql}"
+        found = file.reader.execute(sql, args)
+    return found if found.description is None else _Rows(found.fetchall())
 
 
-def _die_perhaps(world: World, connection: Any) -> None:
+def _die_perhaps(world: World, connection: SimConnection) -> None:
     disk = connection.disk
     if disk.fatal_in and connection.synchronous == "FULL" and world.current is not None:
         disk.fatal_in -= 1
@@ -240,11 +354,12 @@ class _NoBallast:
 
 def install() -> None:
     """Have Postroom's files on the disk of the machine whose process opens them; for good."""
-    dialect._Connection = _SimConnection  # type: ignore[misc]
-    dialect.SqliteDialect.ask = dialect.SqliteDialect.do = staticmethod(_execute)
-    dialect.SqliteDialect.many = staticmethod(_SimConnection.executemany)
+    nothing: Callable[..., None] = lambda *args, **how: None  # noqa: E731
+    dialect.SqliteDialect.ask = dialect.SqliteDialect.do = staticmethod(_execute)  # type: ignore[assignment]
+    dialect.SqliteDialect.many = staticmethod(SimConnection.executemany)  # type: ignore[assignment]
     dialect.SqliteDialect._open = _open  # type: ignore[method-assign]
     dialect.Ballast = _NoBallast  # type: ignore[misc, assignment]
+    dialect.make_private = dialect.refuse_inherited = dialect.opened = nothing  # type: ignore[assignment]
     dialect.open_events = _open_events  # type: ignore[assignment]
     dialect.open_private = _open_private
     dialect.os = Over(os, close=_close)  # type: ignore[assignment]
@@ -258,16 +373,9 @@ def _disk() -> Disk:
 
 
 def _open(self: Any, path: str) -> Any:
-    connection: Any = sqlite3.connect(
-        path, isolation_level=None, check_same_thread=False, timeout=0, cached_statements=256,
-        factory=_SimConnection,
-    )  # fmt: skip
-    fiber, disk = here(), _disk()
+    fiber = here()
     assert fiber is not None
-    connection.file, connection.process, connection.disk = path, fiber.process, disk
-    connection.patience_s = self._limits.busy_timeout_ms / 1000
-    disk.connections.append(connection)
-    return connection
+    return SimConnection(_disk(), path, fiber.process, self._limits.busy_timeout_ms / 1000)
 
 
 def _open_private(path: Path, beside: Path | None = None) -> int:

@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import weakref
 from asyncio import base_events
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from . import network
-from .world import Fiber, Process, World
+from .world import Fiber, Process, World, current_world
 
 __all__ = ["SimLoop", "run_process"]
-
-_serial = [0]
 
 
 def _number(self: Any) -> int:
     """The hash of a future or task: sets of them have the same order every time."""
-    found = getattr(self, "_serial", 0)
-    if not found:
-        _serial[0] += 1
-        found = self._serial = _serial[0]
-    return int(found)
+    try:
+        return self._number  # type: ignore[no-any-return]
+    except AttributeError:
+        self._number = number = current_world().number()
+        return number
+
+
+class _NoTasks(weakref.WeakSet):  # type: ignore[type-arg]
+    """In place of asyncio's set of all tasks, which nobody here asks for."""
+
+    def add(self, task: Any) -> None:
+        pass
+
+
+asyncio.tasks._all_tasks.__class__ = _NoTasks
 
 
 class _Future(asyncio.Future):  # type: ignore[type-arg]
@@ -80,18 +89,19 @@ class SimLoop(base_events.BaseEventLoop):
         if not ready and not self._stopping:
             if not scheduled:
                 world.block()
-            elif scheduled[0]._when > self.time():
-                world.block(scheduled[0]._when - self.time() + 1e-7)
+            elif scheduled[0]._when > (now := world.now_ns / 1e9):
+                world.block(scheduled[0]._when - now + 1e-7)
         else:
             world.step()
-        end = self.time() + 1e-9
-        while scheduled and (scheduled[0]._when <= end or scheduled[0]._cancelled):
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            if handle._cancelled:
-                self._timer_cancelled_count -= 1
-            else:
-                ready.append(handle)
+        if scheduled:
+            end = world.now_ns / 1e9 + 1e-9
+            while scheduled and (scheduled[0]._when <= end or scheduled[0]._cancelled):
+                handle = heapq.heappop(scheduled)
+                handle._scheduled = False
+                if handle._cancelled:
+                    self._timer_cancelled_count -= 1
+                else:
+                    ready.append(handle)
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled:

@@ -88,11 +88,15 @@ class Plan:
         return [head, *parts]
 
 
-_EMBEDDED = ("kill", "kill", "commit", "commit", "pause", "power", "clock", "failing", "full", "slow")
+_EMBEDDED = (
+    "kill", "kill", "commit", "commit", "pause", "power", "clock", "failing", "full", "slow", "glitch",
+    "glitch",
+)  # fmt: skip
 _SERVED = (
     "kill", "commit", "commit", "reply", "reply", "reply", "pause", "power", "cut", "cut", "break", "clock",
-    "failing", "full", "slow",
+    "failing", "full", "slow", "glitch", "glitch",
 )  # fmt: skip
+_UNSURE = ("kill", "commit", "commit", "cut", "pause")  # a sender does not know what became of a message
 
 
 def plan_of(seed: int) -> Plan:
@@ -102,7 +106,9 @@ def plan_of(seed: int) -> Plan:
 def drawn(draw: random.Random) -> Plan:
     served = draw.choice((0, 0, 0, 1, 1, 2))
     senders = tuple(_sender(draw, number) for number in range(draw.choice((1, 1, 1, 2))))
-    faults, bad = _faults(draw, _SERVED if served else _EMBEDDED), draw.choice((0.0, 0.0, 0.1, 0.4))
+    again = any(sender.way == "ids" for sender in senders)  # some is sent again under its id
+    kinds = _UNSURE if again and draw.random() < 0.5 else _SERVED if served else _EMBEDDED
+    faults, bad = _faults(draw, kinds), draw.choice((0.0, 0.0, 0.1, 0.4))
     return Plan(
         served=served,
         machines=draw.choice((1, 2)),
@@ -110,7 +116,7 @@ def drawn(draw: random.Random) -> Plan:
         storage="durable",
         groups=_groups(draw),
         senders=senders,
-        changes=draw.choice((0, 0, 0, 1, 1, 2)),
+        changes=draw.choice((0, 1, 2) if again else (0, 0, 0, 1, 1, 2)),
         faults=faults,
         bad=bad,
         slow_s=draw.choice((0.0001, 0.002, 0.02)),

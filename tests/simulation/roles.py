@@ -7,6 +7,7 @@ tried again is; any other ends the world.
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,12 +34,18 @@ class Notes:
     events: list[Event] = field(default_factory=list)
     sent: dict[str, int] = field(default_factory=dict)  # by sender: over all its runs
     done: set[str] = field(default_factory=set)
+    confirmed: set[str] = field(default_factory=set)
+    settled: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # by group
     staged: dict[tuple[str, int], list[postroom.Message]] = field(default_factory=dict)  # by sender and batch
     ready: bool = False  # the topic and its groups are made
     mended: bool = False  # what failed again and again does not any more
 
     def note(self, did: Did, by: str = "", id: str = "", **more: Any) -> None:
         self.events.append(Event(self.world.now_ns, did, by, id, topic=TOPIC, **more))
+        if did == "confirmed":
+            self.confirmed.add(id)
+        elif did == "settled":
+            self.settled[more["group"]].add(id)
         where = f" at {more['partition']}:{more['offset']}" if more.get("offset", -1) >= 0 else ""
         whom = f" {by}" if did in ("killed", "paused") else ""
         self.world.trace(f"{did}{whom} {id}{where}" + (f" for {more['group']}" if more.get("group") else ""))

@@ -32,6 +32,8 @@ __all__ = ["Outcome", "play"]
 _PORT = 7070
 _LAZY_NS = 10**15  # SQLite flushes what it wrote lazily at some later checkpoint: here, never by itself
 _FINISH_S = 300.0
+_FRESH_S = 1.5  # a route is not older than this
+_UNNOTED_S = 1.0  # until it is asked for what nobody has noted as settled
 _RECONNECT_S = 1.0  # until whoever was connected to a broker has found another, or the same again
 
 
@@ -75,6 +77,11 @@ class Director:
         self.jobs: list[_Job] = []
         self.troubles: list[str] = []
         self.healed = False
+
+    @property
+    def _lasting(self) -> set[str]:
+        """Those that have an end of their own."""
+        return {job.name for job in self.jobs if job.lasts}
 
     # ---- processes ----
 
@@ -198,10 +205,15 @@ class Director:
 
         self.disk.fatal_in, self.disk.kill = 1 + int(fault.number * 12), kill
 
+    def _do_glitch(self, fault: Fault) -> None:
+        """One commit fails, and the next does not."""
+        self.disk.glitch_in = 1 + int(fault.number * 12)
+
     def _do_clock(self, fault: Fault) -> None:
-        by_s = (fault.number - 0.5) * 7200
-        self.world.trace(f"the wall clock is set by {by_s:.0f} s")
-        self.world.wall_ahead_ns[DISK] = self.world.wall_ahead_ns.get(DISK, 0) + int(by_s * 1e9)
+        """Never more than an hour from the time: a step by more than two moves leases, and says so."""
+        ahead_s = (fault.number - 0.5) * 7200
+        self.world.trace(f"the wall clock is set to {ahead_s:.0f} s from the time")
+        self.world.wall_ahead_ns[DISK] = int(ahead_s * 1e9)
 
     def _do_failing(self, fault: Fault) -> None:
         self.disk.failing_until_ns = self.world.now_ns + int(fault.for_s * 1e9)
@@ -212,29 +224,35 @@ class Director:
         self.notes.note("outage", until=self.disk.full_until_ns)
 
     def _do_slow(self, fault: Fault) -> None:
-        before, self.disk.flush_s = self.disk.flush_s, 0.2 + fault.number
-        self.world.call_later(fault.for_s, lambda: setattr(self.disk, "flush_s", before))
+        """A flush may take longer than a lease: then nobody can renew it in time."""
+        until = self.world.now_ns + int(fault.for_s * 1e9)
+        self.disk.flush_s, self.disk.slow_until_ns = 0.2 + fault.number, max(until, self.disk.slow_until_ns)
+        self.notes.note("outage", until=until + int(_RECONNECT_S * 2e9))
+        self.world.call_at(until, self._hurry)
+
+    def _hurry(self) -> None:
+        if self.healed or self.world.now_ns >= self.disk.slow_until_ns:
+            self.disk.flush_s = self.plan.flush_s
 
     # ---- the course of it ----
 
     async def direct(self) -> None:
+        """Nothing of its own runs beside the processes: it would do their work for them."""
         mq = await connected(self.notes, self.path)
         await self._make(mq)
+        await mq.close()
         self._hire()
         self.notes.ready = True
         begin = asyncio.get_running_loop().time()
         for fault in self.plan.faults:
             await asyncio.sleep(max(0.0, begin + fault.at_s - asyncio.get_running_loop().time()))
-            if fault.kind == "power":  # whoever directs has no files open then
-                await mq.close()
-                self._trouble(fault)
-                await asyncio.sleep(0.3 + fault.for_s)
-                mq = await connected(self.notes, self.path)
-            else:
-                self._trouble(fault)
+            self._trouble(fault)
         await asyncio.sleep(max((fault.for_s for fault in self.plan.faults), default=0.0))
         self._heal()
-        await self._finished(mq)
+        until = asyncio.get_running_loop().time() + _FINISH_S
+        await self._seems_finished(until)
+        mq = await connected(self.notes, self.path)
+        await self._finished(mq, until)
         await self._found(mq)
         self.world.finish()
 
@@ -254,20 +272,33 @@ class Director:
         self.network.heal()
         self.network.dark.clear()
         self.disk.failing_until_ns = self.disk.full_until_ns = 0
-        self.disk.fatal_in = self.network.lost_in = 0
+        self.disk.fatal_in = self.disk.glitch_in = self.network.lost_in = 0
+        self._hurry()
         for job in self.jobs:
             if job.process is not None:
                 self._resume(job.process)
 
-    async def _finished(self, mq: postroom.Connection) -> None:
-        wanted = {job.name for job in self.jobs if job.lasts}
-        until = asyncio.get_running_loop().time() + _FINISH_S
+    async def _seems_finished(self, until: float) -> None:
+        """As far as the processes noted. Some that was settled is not noted: then it is asked for."""
+        loop, names = asyncio.get_running_loop(), self._group_names()
+        patience = 0.0
+        while loop.time() < until and patience < _UNNOTED_S:
+            await asyncio.sleep(0.05)
+            if self._lasting <= self.notes.done:
+                if all(self.notes.confirmed <= self.notes.settled[name] for name in names):
+                    return
+                patience += 0.05
+
+    async def _finished(self, mq: postroom.Connection, until: float) -> None:
+        """Where something was left it is asked twice: the first time by a route that may be old."""
         left: object = "nothing"
+        again = False
         while asyncio.get_running_loop().time() < until:
-            left = await self._left(mq) if wanted <= self.notes.done else wanted - self.notes.done
-            if not left:
+            left = await self._left(mq) if self._lasting <= self.notes.done else "senders, or changes"
+            if not left and not again:
                 return
-            await asyncio.sleep(0.5)
+            again = bool(left)
+            await asyncio.sleep(0.25 if left else _FRESH_S)
         raise AssertionError(f"not finished {_FINISH_S:.0f} s after everything was healed: {left}")
 
     async def _left(self, mq: postroom.Connection) -> list[str]:

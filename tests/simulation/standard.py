@@ -317,6 +317,8 @@ def _fakes() -> dict[int, Any]:
     threads = {"Thread": Thread, "Lock": Lock, "RLock": RLock, "Event": Event}
     chances = {
         "randbits": _randbits,
+        "randbelow": lambda end: current_world().draw.randrange(end),
+        "choice": lambda some: current_world().draw.choice(some),
         "token_bytes": _token_bytes,
         "token_hex": lambda count=32: _token_bytes(count).hex(),
         "token_urlsafe": lambda count=32: _token_bytes(count).hex(),
@@ -328,9 +330,9 @@ def _fakes() -> dict[int, Any]:
         (queue.SimpleQueue, SimpleQueue),
         (secrets, Over(secrets, **chances)),
         (random, _Chance("random")),
-        (uuid, Over(uuid, uuid4=_uuid4)),
+        (uuid, Over(uuid, uuid1=_uuid4, uuid4=_uuid4)),
         (concurrent, Over(concurrent, futures=waiting)),
-        (os, Over(os, getpid=_pid)),
+        (os, Over(os, getpid=_pid, urandom=_token_bytes)),
         (socket, Over(socket, gethostname=_hostname, create_connection=_no_socket)),
     ]
     pairs += [(getattr(time, name), fake) for name, fake in clock.items()]
@@ -382,9 +384,9 @@ def steady_hashes() -> None:
 
     For good, so only in a process of the simulator's own.
     """
-    numbers: dict[int, tuple[int, Any]] = {}
 
     def number(self: Any) -> int:
+        numbers = current_world().keep("numbers", dict[int, tuple[int, Any]])
         found = numbers.get(id(self))
         if found is None:  # kept alive: no other object gets its address
             found = numbers[id(self)] = (len(numbers) * 7919 + 1, self)

@@ -8,12 +8,14 @@ import sys
 
 import pytest
 
+# Chosen by their plans, which are like those of seeds that failed; these two have not been seen to fail.
 FOUND = {
-    19: "a broker stands still, and its members cannot renew their leases",
-    22: "a message that fails until it is mended",
+    878: "the disk is slow twice at once, for longer than a lease",
+    9306: "the wall clock is set back again and again, with delayed messages",
 }
 # Seeds of plans that were drawn otherwise are other worlds now. What they found in Postroom has its tests:
-# delays that came early (test_remote), a start that was not noticed and polls after one (test_clock_steps).
+# delays that came early (test_remote), a start that was not noticed and polls after one (test_clock_steps),
+# polls without a pause after a hand-over that failed (client/consumer/test_ordered).
 
 
 def run(*options: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
@@ -47,14 +49,15 @@ def test_what_a_seed_found_is_mended(seed: int) -> None:
 
 
 @pytest.mark.slow("starts programs that simulate worlds")
-def test_some_worlds_keep_their_promises_twice() -> None:
-    done = run("--first", "1000", "--seeds", "8", "--twice")
+@pytest.mark.parametrize("first", [1000, 2020])
+def test_some_worlds_keep_their_promises_twice(first: int) -> None:
+    done = run("--first", str(first), "--seeds", "8", "--twice")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "8 seeds run twice, 0 differ" in done.stdout
 
 
 @pytest.mark.slow("starts programs that simulate worlds")
-@pytest.mark.parametrize(("broken", "seed"), [("flush", 3), ("control", 1)])
+@pytest.mark.parametrize(("broken", "seed"), [("flush", 3), ("control", 2)])
 def test_a_break_is_found(broken: str, seed: int) -> None:
     """A simulator that finds nothing proves nothing."""
     done = run("--break", broken, "--seed", str(seed))

@@ -13,11 +13,13 @@ import random
 import zlib
 from asyncio import _set_running_loop
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
 __all__ = ["Fiber", "Process", "World", "WorldOver", "current_world", "here"]
+
+T = TypeVar("T")
 
 _STEP_NS = 2_000  # what a step of any fiber takes
 _START_NS = 1_000_000_000_000
@@ -48,6 +50,7 @@ class Fiber:
         "error",
         "glet",
         "joiners",
+        "label",
         "loop",
         "mood",
         "name",
@@ -58,7 +61,7 @@ class Fiber:
     )
 
     def __init__(self, process: Process, name: str, target: Callable[[], Any]) -> None:
-        self.process, self.name = process, name
+        self.process, self.name, self.label = process, name, name.encode()
         self.glet = greenlet(target)
         self.loop: Any = None
         self.serial = 0  # of its waits: a timer of an earlier one is stale
@@ -68,15 +71,15 @@ class Fiber:
         self.mood: dict[str, Any] = {}
 
 
-_worlds: list[World] = []
+_world: World
 
 
 def current_world() -> World:
-    return _worlds[-1]
+    return _world
 
 
 def here() -> Fiber | None:
-    return _worlds[-1].current if _worlds else None
+    return _world.current
 
 
 class World:
@@ -97,7 +100,22 @@ class World:
         self.boots: dict[str, int] = {}
         self.processes: list[Process] = []
         self.failure: BaseException | None = None
-        _worlds.append(self)
+        self._kept: dict[str, Any] = {}
+        self._numbers = 0
+        global _world
+        _world = self
+
+    def number(self) -> int:
+        """Return one that no other object of this world was given, for its hash."""
+        self._numbers += 1
+        return self._numbers
+
+    def keep(self, name: str, make: Callable[[], T]) -> T:
+        """Return what the simulator keeps under this name for as long as this world lasts."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        found: T = self._kept[name]
+        return found
 
     # ---- time ----
 
@@ -164,7 +182,7 @@ class World:
             self._count += 1
             at = self.now_ns + max(0, int(seconds * 1e9))
             heapq.heappush(self._timers, (at, self._count, fiber, fiber.serial))
-        self._hub.switch()
+        self._leave(fiber)
         return fiber.woken
 
     def wake(self, fiber: Fiber) -> None:
@@ -180,7 +198,7 @@ class World:
         fiber = self.current
         if fiber is not None:
             self._ready.append(fiber)
-            self._hub.switch()
+            self._leave(fiber)
 
     # ---- processes ----
 
@@ -199,57 +217,78 @@ class World:
 
     def resume(self, process: Process) -> None:
         process.paused = False
-        self._ready += process.stash
+        if process.alive:
+            self._ready += process.stash
         process.stash.clear()
 
     # ---- running ----
 
     def run(self) -> None:
         """Until `finish` is called. WorldOver: it never will be."""
-        draw = self.draw.random
+        while (fiber := self._next()) is not None:
+            self._enter(fiber)
+            fiber.glet.switch()
+            self.current = None  # a fiber has ended, or found that there is none to go on
+            _set_running_loop(None)
+        if self.failure is not None:
+            raise self.failure
+
+    def _leave(self, fiber: Fiber) -> None:
+        """Have the next one run; returns when it is this one's turn again."""
+        self.current = None
+        following = self._next()
+        if following is None:
+            self._hub.switch()
+        elif following is fiber:
+            self.current = fiber
+        else:
+            self._enter(following)
+            following.glet.switch()
+
+    def _enter(self, fiber: Fiber) -> None:
+        self.current = fiber
+        _set_running_loop(fiber.loop)
+
+    def _next(self) -> Fiber | None:
+        """Draw who goes on. None: nobody does any more."""
+        ready, timers, draw = self._ready, self._timers, self.draw.random
         while not self._over and self.failure is None:
             self.steps += 1
             self.now_ns += _STEP_NS
-            self._take_due()
-            ready = self._ready
+            if timers and timers[0][0] <= self.now_ns:
+                self._take_due()
             if not ready:
-                if not self._timers:
-                    raise WorldOver("nobody can go on: all wait for each other")
-                self.now_ns = self._timers[0][0]
+                if timers:
+                    self.now_ns = timers[0][0]
+                elif self.failure is None:
+                    self.failure = WorldOver("nobody can go on: all wait for each other")
                 continue
             if self.steps > self._most_steps or self.now_ns > self._end_ns:
-                raise WorldOver(f"not done after {self.elapsed_s:.0f} s and {self.steps} steps")
+                self.failure = WorldOver(f"not done after {self.elapsed_s:.0f} s and {self.steps} steps")
             at = int(draw() * len(ready))
             fiber = ready[at]
             ready[at] = ready[-1]
             ready.pop()
-            self._switch(fiber)
-        if self.failure is not None:
-            raise self.failure
+            process = fiber.process
+            if process.paused:
+                process.stash.append(fiber)
+            elif process.alive and not fiber.done:
+                self.digest = zlib.crc32(fiber.label, (self.digest ^ self.now_ns) & 0xFFFFFFFF)
+                return fiber
+        return None
 
     def _take_due(self) -> None:
         timers, now = self._timers, self.now_ns
         while timers and timers[0][0] <= now:
             _, _, fiber, what = heapq.heappop(timers)
             if fiber is None:
-                what()
+                try:
+                    what()
+                except Exception as error:  # in whatever fiber this is: the world ends
+                    self.failure = error
             elif fiber.waiting and fiber.serial == what:
                 fiber.waiting = False
                 self._ready.append(fiber)
-
-    def _switch(self, fiber: Fiber) -> None:
-        process = fiber.process
-        if not process.alive or fiber.done:
-            return
-        if process.paused:
-            process.stash.append(fiber)
-            return
-        self.digest = zlib.crc32(b"%d %s" % (self.now_ns, fiber.name.encode()), self.digest)
-        self.current = fiber
-        _set_running_loop(fiber.loop)
-        fiber.glet.switch()
-        _set_running_loop(None)
-        self.current = None
 
     def finish(self) -> None:
         self._over = True

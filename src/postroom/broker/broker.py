@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -141,7 +142,7 @@ class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs
         self._letters = DeadLetterOffice(store, self._catalog, self._deliveries)
         self._stopped = StoppedMessages(store, self._catalog, self._deliveries)
         self._waiters, self.listing = Waiters(tuning.lull_s), Listing(store.catalog)
-        holder = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
+        holder = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
         self._work = ShardWork(
             store, limits, holder, self._tail, self._in_thread,
             appended=self._appended, due_moved=self._due_moved, told=self._news,

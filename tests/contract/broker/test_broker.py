@@ -526,3 +526,8 @@ async def test_a_full_writer_queue_slows_and_drops_nothing(tmp_path: Path) -> No
         assert sorted(r.base_offset for r in results) == list(range(0, 800, 20))
     finally:
         await broker.close()
+
+
+async def test_who_has_a_duty_is_not_told_by_an_address(broker: Broker) -> None:
+    """One that is freed comes again: the next broker of the process would take the duty for its own."""
+    assert not broker._work._holder.endswith(f":{id(broker):x}")

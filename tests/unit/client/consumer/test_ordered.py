@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from postroom import LeaseLost, Message, Received, StoreBusy, StoreUnavailable, UsageError
+from postroom import LeaseLost, Message, Received, StoreBusy, StoreFull, StoreUnavailable, UsageError
 from postroom.client.connection import Connection
 from postroom.client.consumer.ordered import fetch as ordered
 from postroom.clock import ManualClock, SystemClock
@@ -616,6 +616,23 @@ async def test_a_partition_taken_by_a_reply_that_was_lost_can_be_given_up(
         await taken.wait()
         await endpoint.gave_up.wait()
         assert endpoint.kept[1].token == 0
+
+
+async def test_polls_say_what_a_failed_hand_over_left(
+    mq: Connection, endpoint: OrderedEndpoint, tune: Tune
+) -> None:
+    """Or each is answered at once that it is revoked: on a full disk, thousands of times a second."""
+    tune(client={"give_up_check_s": 0.01, "give_up_poll_ms": 5})
+    await fill(mq, "a")
+    async with mq.consumer("orders", "billing", member="one") as consumer:
+        (message,) = await consumer.poll()
+        endpoint.on["hand_over"] += [failing(StoreFull("full"))] * 3
+        endpoint.allowed["one"] = set()
+        endpoint.news.set()
+        await message.ack()
+        await endpoint.gave_up.wait()
+        left = [request.giving_up for request in polls(endpoint) if not request.positions]
+        assert (1,) in left
 
 
 async def test_a_hand_over_that_failed_is_repeated(

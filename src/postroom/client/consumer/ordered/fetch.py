@@ -135,7 +135,9 @@ class OrderedFetcher(Fetcher):
         wanted = self._wanted if self._on_delivery else max(1, self._window.messages - messages)
         room = self._has_room()
         wait_ms = min(self.who.limits.poll_wait_ms, self.who.lease_ms // 2)  # the lease counts from now (I16)
-        giving_up = tuple(h.partition_id for h in self._holdings if h.give_up_at is not None)
+        # also those of a hand-over that failed: or each poll is answered at once that they are revoked
+        going = (h.partition_id for h in self._holdings if h.give_up_at is not None)
+        giving_up = (*going, *sorted(self._strangers))
         self._asked_at = asyncio.get_running_loop().time()
         self._asked = dict(self._partitions.holdings)
         return PollRequest(
