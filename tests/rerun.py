@@ -1,9 +1,9 @@
 """What failed in a whole run, once more and alone: `python -m tests.rerun`.
 
 A whole run keeps two cores busier than most machines are, and a test that times something may fail for that
-alone. Such a test is a fault to mend, and is named; it need not cost thirteen thousand others. Decides that it
-is forgiven if it passes alone, where at most a few failed. Must never forgive what looks for lost, doubled or
-misplaced messages: those fail rarely because what they look for is rare.
+alone. Such a test is a fault to mend, and is named; it need not cost thirteen thousand others. Decides that
+it is forgiven if it passes alone, where at most a few failed. Must never forgive what looks for lost, doubled
+or misplaced messages: those fail rarely because what they look for is rare.
 """
 
 from __future__ import annotations
