@@ -41,7 +41,7 @@ Limit = Annotated[int, Query(ge=1, le=_MOST)]
 
 @browsing_router.get("/partitions")
 async def partitions(who: Who, topic: str) -> list[dict[str, Any]]:
-    """What each partition keeps, those that take no more messages too."""
+    """What each partition keeps, by their slots; behind them those that take no more messages."""
     route, bounds = await who.mq.route(topic), await who.broker.bounds(topic)
     sealed = {piece.partition_id for piece in route.sealed}
     found = []
@@ -56,7 +56,7 @@ async def partitions(who: Who, topic: str) -> list[dict[str, Any]]:
         }
         one |= {"shard": piece.shard or "first", "start": start, "end": end, "sealed": is_sealed}
         found.append({**one, "messages": max(0, end - start - int(is_sealed))})
-    return found
+    return sorted(found, key=lambda one: (one["sealed"], one["first_slot"]))
 
 
 # ---- messages ----

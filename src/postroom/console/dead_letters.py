@@ -71,7 +71,8 @@ async def dead_letters(
         behind = end
         if error is None or end is None or len(found) == limit or time.monotonic() > ends_at:
             break
-    return {"letters": found, "next": _text(behind), "now_ms": who.broker.now_ms()}
+    following = await _if_more(who, topic, group, behind)
+    return {"letters": found, "next": following, "now_ms": who.broker.now_ms()}
 
 
 @dead_letters_router.get("/errors")
@@ -86,8 +87,8 @@ async def errors(who: Who, topic: str, group: str, after: After = None) -> dict[
         if behind is None or time.monotonic() > ends_at:
             break
     listed = [{"error": one, "letters": many, "last": last} for one, (many, last) in counts.items()]
-    total = await _total(who, topic, group)
-    return {"errors": listed, "counted": counted, "next": _text(behind), "total": total}
+    following, total = await _if_more(who, topic, group, behind), await _total(who, topic, group)
+    return {"errors": listed, "counted": counted, "next": following, "total": total}
 
 
 def _soon() -> float:
@@ -103,6 +104,13 @@ async def _piece(
     if not ends:
         return [], None
     return await asyncio.to_thread(_opened, parts, who.broker.now_ms()), ends[-1]
+
+
+async def _if_more(who: Caller, topic: str, group: str, behind: Spot | None) -> str | None:
+    """Where to go on; None: there is nothing behind that."""
+    if behind is None or (await _piece(who, topic, group, behind, 1))[1] is None:
+        return None
+    return _text(behind)
 
 
 def _opened(parts: Sequence[DeadLetters], now_ms: int) -> list[DeadLetter]:

@@ -23,7 +23,7 @@ export async function dead(page, topic, group) {
   const load = async (more) => {
     const found = await get(query(path(), { after: more ? state.next : null, error: state.error }));
     state.letters = more ? [...state.letters, ...found.letters] : found.letters;
-    state.next = found.letters.length || state.error !== null ? found.next : null;
+    state.next = found.next;
     state.now = found.now_ms;
     if (!more) state.picked.clear();
     if (page.current) draw();

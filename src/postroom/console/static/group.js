@@ -1,7 +1,7 @@
 // A group: how far it is behind, who reads it, and what can be done to it.
 
 import { get, groupPath, post, query, topicPath } from "./api.js";
-import { count, field, h, link, moment, patch, rate, span, table } from "./dom.js";
+import { count, field, h, link, moment, patch, rate, settingsTable, size, span, table } from "./dom.js";
 
 const REFRESH_MS = 2000;
 
@@ -56,13 +56,13 @@ function shown(info, lag, live, lanes) {
       ["Oldest", (one) => span(one.oldest_age_ms), "n"], ["Unsettled", (one) => count(one.unsettled), "n"], ["Settled below", (one) => count(one.committed), "n"],
       ["End", (one) => count(one.end), "n"], ["Held by", (one) => one.holder || "–", "name"],
       ["Waits for", (one) => (one.waits_for.length ? one.waits_for.join(", ") : "–")],
-    ], lag.partitions),
+    ], [...lag.partitions].sort((one, other) => (one.topic < other.topic ? -1 : one.topic > other.topic ? 1 : one.partition - other.partition))),
     h("h2", {}, "Members"),
     table("Members", [["Member", (one) => one.name, "name"], ["Client", (one) => one.client, "name"], ["Since", (one) => moment(one.joined_at)],
-      ["Holds", (one) => lag.partitions.filter((part) => part.holder === one.name).map((part) => part.partition).join(", ") || "–"]], live, "Nobody reads it now."),
+      ["Holds", (one) => lag.partitions.filter((part) => part.holder === one.name).map((part) => part.partition).join(", ") || "–"]], live, "Nobody reads it now.", true),
     lanes && h("div", {}, h("h2", {}, "Slow lane"), h("p", {}, JSON.stringify(lanes))),
     h("h2", {}, "Settings"),
-    table("Settings", [["Setting", ([key]) => key.replaceAll("_", " ")], ["Value", ([, value]) => (typeof value === "object" ? JSON.stringify(value) : String(value)), "name"]], Object.entries(info.settings)));
+    settingsTable(info.settings));
 }
 
 // ---- reset: the preview first ----

@@ -49,7 +49,7 @@ async function open(page, topic, one, where) {
 export function details(one) {
   const lines = [["Id", one.id], ["Time", moment(one.timestamp)], ["Key", textOf(one.key) ?? "–"], ["Size", size(one.bytes)],
     ...Object.entries(one.headers).map(([name, value]) => [`Header ${name}`, textOf(value)])];
-  return table("Message", [["Field", ([name]) => name], ["Value", ([, value]) => h("code", {}, value), "name"]], lines);
+  return table("Message", [["Field", ([name]) => name], ["Value", ([, value]) => h("code", {}, value), "name"]], lines, "", true);
 }
 
 // The value, and the ways to read it: JSON if it is some.

@@ -2,7 +2,7 @@
 
 import { charts } from "./charts.js";
 import { dataPath, get, post, query, topicPath } from "./api.js";
-import { count, field, h, link, moment, patch, rate, span, svg, table } from "./dom.js";
+import { count, field, h, link, moment, patch, rate, settingsTable, span, svg, table } from "./dom.js";
 import { browse } from "./messages.js";
 
 const REFRESH_MS = 3000;
@@ -46,7 +46,7 @@ function groupTable(topicName, groups) {
     ["Group", (one) => link(one.name, "topics", topicName, "groups", one.name), "name"], ["Mode", (one) => one.mode],
     ["Behind", (one) => count(one.lag), "n"], ["Oldest", (one) => span(one.lag ? one.age_ms : 0), "n"], ["Out", (one) => rate(one.out_per_s), "n"],
     ["Members", (one) => count(one.members), "n"], ["Dead letters", (one) => count(one.dead), "n"], ["Stopped", (one) => count(one.stopped), "n"],
-  ], groups, "Nobody reads this topic.");
+  ], groups, "Nobody reads this topic.", true);
 }
 
 function partitionTable(partitions, before, now) {
@@ -55,13 +55,11 @@ function partitionTable(partitions, before, now) {
     ["Partition", (one) => one.partition, "n"], ["Slots", (one) => `${one.first_slot}–${one.last_slot}`], ["Shard", (one) => one.shard],
     ["In", (one) => rate(moved(one)), "n"], ["Kept", (one) => count(one.messages), "n"], ["First offset", (one) => count(one.start), "n"],
     ["End", (one) => count(one.end), "n"], ["", (one) => one.sealed && h("span", { class: "tag soft" }, "sealed")],
-  ], partitions);
+  ], partitions, "There are none.", true);
 }
 
 function settings(page, info) {
-  const lines = [["Created", moment(info.created_at)], ["Messages", count(info.messages)],
-    ...Object.entries(info.settings).map(([name, value]) => [name.replaceAll("_", " "), typeof value === "object" ? JSON.stringify(value) : String(value)])];
-  page.main.append(h("h2", {}, "Settings"), table("Settings", [["Setting", ([name]) => name], ["Value", ([, value]) => value, "name"]], lines));
+  page.main.append(h("h2", {}, "Settings"), h("p", { class: "soft" }, `Created ${moment(info.created_at)}.`), settingsTable(info.settings));
 }
 
 // ---- the route ----
