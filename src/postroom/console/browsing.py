@@ -74,6 +74,9 @@ async def messages(
 ) -> dict[str, Any]:
     """Messages from an offset or a moment on, or of a key; else the newest."""
     start = None if at is None else _moment(at)
+    if start is not None and start.timestamp() * 1000 > who.broker.now_ms():
+        who.broker.permit("fetch", topic)
+        return {"messages": []}
     if key is not None:
         return await _of_key(who, topic, key.encode(), start, offset, limit)
     if offset is not None:

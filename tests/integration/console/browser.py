@@ -124,6 +124,7 @@ async def desk(
     *,
     dev: bool = True,
     address: str = "memory://",
+    shards: dict[str, str] | None = None,
     key: str | None = None,
     change: Callable[[Any], None] | None = None,
     **context: Any,
@@ -131,7 +132,8 @@ async def desk(
     """`change` is given the app before it is served; `context`: what the browser is, its size or colours."""
     async_api = pytest.importorskip("playwright.async_api")
     program = _chromium()
-    endpoint = await open_endpoint(parse(address), migrate=True)
+    others = {name: parse(one) for name, one in (shards or {}).items()}
+    endpoint = await open_endpoint(parse(address), migrate=True, shards=others or None)
     broker = measured(endpoint)
     try:
         app = make_app(broker, Gatekeeper(broker.store, broker.in_thread, SystemClock(), dev=dev))

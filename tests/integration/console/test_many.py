@@ -88,7 +88,8 @@ async def test_thousands_of_dead_letters_are_counted_stopped_half_way_and_all_do
             await one.press("Redrive all …")
             await one.press("Redrive")
             await one.sees("1,000 of 14,000 …")
-            await one.shoot("dead-letters-progress")
+        await one.shoot("dead-letters-progress")  # what checks the page keeps it busy
+        async with never_frozen(one):
             await one.press("Stop")
             await one.sees("Stopped: the others are as they were.")
             some = await left_of(one)
@@ -136,9 +137,11 @@ async def test_ten_thousand_topics_are_found_by_name_and_turned_page_by_page() -
             await one.sees("10 topics")
             await one.page.get_by_label("Topics that contain").fill("7777")
             await one.sees("1 topics")
-            await one.shoot("many-topics")
             await one.page.get_by_role("link", name="topic-07777", exact=True).click()
             await one.sees("Partitions")
             await one.page.get_by_role("link", name="Delayed").click()
             await one.sees("No delayed messages wait.")
-        assert await one.page.locator("tr").count() < 1000
+        await one.open()
+        await one.sees("Page 1 of 200")
+        assert await one.page.locator("tbody tr").count() == 50
+        await one.shoot("many-topics")

@@ -19,7 +19,7 @@ export function charts(page, topic) {
 function panels({ times, series }, topic) {
   if (times.length < 2) return h("p", { class: "soft" }, "Charts begin when the broker starts: come back in a minute.");
   const drawn = [
-    panel("Messages a second, in and out", times, [series.in_per_s, series.out_per_s], ["in", "out"], rate),
+    panel("Messages a second, in and out", times, [series.in_per_s, series.out_per_s], ["in", "out (dashed)"], rate),
     panel("Behind, in messages", times, [series.lag], [""], count),
   ];
   if (topic === null || topic === undefined) {

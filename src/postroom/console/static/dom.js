@@ -75,7 +75,7 @@ export function rate(value) {
 
 export function span(ms) {
   if (!ms) return "–";
-  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 1000) return `${ms < 10 && !Number.isInteger(ms) ? ms.toFixed(1) : Math.round(ms)} ms`;
   const s = ms / 1000;
   if (s < 60) return `${s.toFixed(s < 10 ? 1 : 0)} s`;
   if (s < 3600) return two(s / 60, "min", (s % 60), "s");
@@ -89,14 +89,14 @@ function two(most, unit, rest, part) {
 
 // Settings as people say them: units are in their names.
 export function settingsTable(settings) {
-  const lines = Object.entries(settings).map(([name, value]) => [name.replace(/_ms$|_bytes$/, "").replaceAll("_", " "), worded(name, value)]);
+  const lines = Object.entries(settings).map(([name, value]) => [name.replace(/_ms$/, "").replaceAll("_", " "), worded(name, value)]);
   return table("Settings", [["Setting", ([name]) => name], ["Value", ([, value]) => value, "name"]], lines, "There are none.", true);
 }
 
 function worded(name, value) {
   if (value === null || (Array.isArray(value) && !value.length)) return "none";
   if (Array.isArray(value)) return value.map((one) => worded("", one)).join(", ");
-  if (typeof value === "object") return Object.entries(value).map(([part, one]) => `${part.replace(/_ms$|_bytes$/, "").replaceAll("_", " ")} ${worded(part, one)}`).join(", ");
+  if (typeof value === "object") return Object.entries(value).map(([part, one]) => `${part.replace(/_ms$/, "").replaceAll("_", " ")} ${worded(part, one)}`).join(", ");
   if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value !== "number") return String(value);
   if (name.endsWith("_ms")) return value ? span(value) : "0";

@@ -27,7 +27,7 @@ export function browse(page, topic, partitions) {
 
 function listed(found, find, open) {
   const rows = table(`${count(found.messages.length)} messages`, [
-    ["Partition", (one) => one.partition, "n"], ["Offset", (one) => count(one.offset), "n"], ["Time", (one) => moment(one.timestamp)],
+    ["Partition", (one) => one.partition], ["Offset", (one) => count(one.offset), "n"], ["Time", (one) => moment(one.timestamp)],
     ["Key", (one) => textOf(one.key) ?? "–", "name"], ["Size", (one) => size(one.bytes), "n"],
     ["Value", (one) => h("code", {}, textOf(one.value).slice(0, 120)), "name"],
     ["", (one) => h("button", { class: "plain", onclick: () => open(one), "aria-label": `Open ${one.partition}:${one.offset}` }, "Open")],
