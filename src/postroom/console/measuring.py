@@ -147,8 +147,8 @@ class Measuring:
             some = changed[at : at + _AT_ONCE]
             all_groups = [group for _, _, mine, _ in some for group in mine]
             found = self._broker.store.usage.committed(all_groups, [one for *_, ids in some for one in ids])
-            for name, seen, members, places in some:
-                settled = {group.id: {one: found[group.id][one] for one in places} for group in members}
+            for name, seen, own, partition_ids in some:
+                settled = {group.id: {one: found[group.id][one] for one in partition_ids} for group in own}
                 self._settled[name] = (seen, settled)
 
     def _count_members(self, found: Measured, groups: Sequence[Group]) -> None:

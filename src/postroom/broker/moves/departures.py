@@ -69,10 +69,10 @@ class Mover:
         self, group: Group, partition: int, partition_id: int, leaving: Sequence[Delivery], *, dead: bool
     ) -> int:
         """Finish stamped deliveries. One that fails stays stamped and is taken up again later."""
-        place, moved = (group, partition, partition_id), 0
+        origin, moved = (group, partition, partition_id), 0
         fate: Fate = "dead" if dead else "back"
         lanes: set[int] | None = None
-        with self._waiting(place, leaving):
+        with self._waiting(origin, leaving):
             lanes = await self._in_thread(self._lanes, group, leaving)
         if lanes is None:
             return 0
@@ -86,12 +86,12 @@ class Mover:
             else:
                 alone["lane" if lane else fate].append(delivery)
         for token, delivery in aside.items():
-            with self._waiting(place, [delivery]):
+            with self._waiting(origin, [delivery]):
                 moved += await self._set_aside(group, partition, partition_id, token)
         for way, deliveries in alone.items():
             for some in _portions(deliveries):
-                with self._waiting(place, some):
-                    moved += await self._move(place, some, way)
+                with self._waiting(origin, some):
+                    moved += await self._move(origin, some, way)
         return moved
 
     def _lanes(self, group: Group, leaving: Sequence[Delivery]) -> set[int]:
@@ -100,34 +100,34 @@ class Mover:
         return {target for target in targets if self.to_lane(group, target)}
 
     @contextmanager
-    def _waiting(self, place: tuple[Group, int, int], leaving: Sequence[Delivery]) -> Iterator[None]:
+    def _waiting(self, origin: tuple[Group, int, int], leaving: Sequence[Delivery]) -> Iterator[None]:
         """What cannot be moved now is left to whoever finds it later."""
         try:
             yield
         except PostroomError as error:
-            where, first = (place[0].topic, place[1]), leaving[0].first
+            where, first = (origin[0].topic, origin[1]), leaving[0].first
             _log.warning("moving %s/%s from offset %d on waits: %s", *where, first, error)
 
-    async def _move(self, place: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate) -> int:
+    async def _move(self, origin: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate) -> int:
         """Each in an append of its own, under its own identity, in their order; all in one transaction as a
         rule, and settled in one."""
-        group, _, partition_id = place
+        group, _, partition_id = origin
         built: list[tuple[BatchBuilder, list[Letter]]]
-        built = await self._in_thread(self._built_each, place, leaving, fate)
+        built = await self._in_thread(self._built_each, origin, leaving, fate)
         stored: list[tuple[Delivery, int]] = []
         ready: list[tuple[Delivery, BatchBuilder]] = []
         for delivery, (builder, letters) in zip(leaving, built, strict=True):
-            with self._waiting(place, [delivery]):
+            with self._waiting(origin, [delivery]):
                 for letter in letters:
-                    await self._keep(place, delivery, letter)
+                    await self._keep(origin, delivery, letter)
                 if builder.count:
                     ready.append((delivery, builder))
                 else:
                     stored.append((delivery, 0))
         outcomes = await self._append([_append_of(delivery, builder) for delivery, builder in ready])
         for (delivery, builder), outcome in zip(ready, outcomes, strict=True):
-            with self._waiting(place, [delivery]):
-                if (done := await self._appended(place, delivery, builder, outcome)) is not None:
+            with self._waiting(origin, [delivery]):
+                if (done := await self._appended(origin, delivery, builder, outcome)) is not None:
                     stored.append((done, builder.count))
         acks = [(one.token, [Settlement(Kind.ACK, one.first, one.last)]) for one, _ in stored]
         if acks:
@@ -139,14 +139,14 @@ class Mover:
 
     async def _appended(
         self,
-        place: tuple[Group, int, int],
+        origin: tuple[Group, int, int],
         delivery: Delivery,
         builder: BatchBuilder,
         outcome: Appended | BaseException,
     ) -> Delivery | None:
         """The delivery as it was stored in the end, maybe stamped again; None: somebody else moves it."""
         while isinstance(outcome, PartitionSealed):
-            again = await self._in_thread(self._restamp, place[0], place[2], delivery)
+            again = await self._in_thread(self._restamp, origin[0], origin[2], delivery)
             if again is None:
                 return None
             delivery = again
@@ -161,43 +161,43 @@ class Mover:
         together = [d for d in found if d.stamp is not None and d.stamp.producer_id == token]
         if not together:
             return 0  # somebody else was faster
-        place = (group, partition, partition_id)
-        builder = await self._readable(place, together, "lane")
+        origin = (group, partition, partition_id)
+        builder = await self._readable(origin, together, "lane")
         if builder.count:
             (outcome,) = await self._append([_append_of(together[0], builder)])
             if isinstance(outcome, PartitionSealed):
                 again = [await self._in_thread(self._restamp, group, partition_id, one) for one in together]
-                return await self._move(place, [one for one in again if one is not None], "lane")
-            await self._appended(place, together[0], builder, outcome)
+                return await self._move(origin, [one for one in again if one is not None], "lane")
+            await self._appended(origin, together[0], builder, outcome)
         acks = [Settlement(Kind.ACK, one.first, one.last) for one in together]
         await self._in_thread(self._store.progress.settle, group, partition_id, token, acks)
         return builder.count
 
     async def _readable(
-        self, place: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate
+        self, origin: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate
     ) -> BatchBuilder:
         """Their messages, as they are stored where they go; what cannot be read is a dead letter by then."""
         builder: BatchBuilder
         letters: list[Letter]
-        builder, letters = await self._in_thread(self._built, place, leaving, fate)
+        builder, letters = await self._in_thread(self._built, origin, leaving, fate)
         for letter in letters:
-            await self._keep(place, leaving[0], letter)
+            await self._keep(origin, leaving[0], letter)
         return builder
 
     def _built_each(
-        self, place: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate
+        self, origin: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate
     ) -> list[tuple[BatchBuilder, list[Letter]]]:
-        source = _Source(self._read, place[2])
-        return [self._built(place, [one], fate, source) for one in leaving]
+        source = _Source(self._read, origin[2])
+        return [self._built(origin, [one], fate, source) for one in leaving]
 
     def _built(
         self,
-        place: tuple[Group, int, int],
+        origin: tuple[Group, int, int],
         leaving: Sequence[Delivery],
         fate: Fate,
         source: _Source | None = None,
     ) -> tuple[BatchBuilder, list[Letter]]:
-        group, partition, partition_id = place
+        group, partition, partition_id = origin
         where = (group.topic, partition, partition_id)
         source = source or _Source(self._read, partition_id)
         now, builder, letters = self._store.now_ms(), BatchBuilder(max_bytes=_WHOLE), list[Letter]()
@@ -217,8 +217,8 @@ class Mover:
                     builder.append(record.timestamp, record.key, record.value, headers)
         return builder, letters
 
-    async def _keep(self, place: tuple[Group, int, int], delivery: Delivery, letter: Letter) -> None:
-        group, _, partition_id = place
+    async def _keep(self, origin: tuple[Group, int, int], delivery: Delivery, letter: Letter) -> None:
+        group, _, partition_id = origin
         assert delivery.stamp is not None, "only stamped deliveries are moved"
         box = delivery.stamp.partition_id
         if self.letter_box is not None:
