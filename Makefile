@@ -88,8 +88,8 @@ kafka-clients: $(STAMP) servers ## Run outsiders' Kafka clients and their tests 
 	$(BIN)/python -m tests.kafka_clients $(SUITES) $(ARGS)
 
 screenshot: $(STAMP) ## Take the picture of the console that the README shows, by the tests (needs Chromium)
-	$(BIN)/python -m pytest -q tests/integration/console/test_newcomer.py -k five_tasks
-	cp build/console/newcomer.png docs/pictures/console.png
+	$(BIN)/python -m pytest -q tests/integration/console/test_looks.py -k light
+	cp build/console/light/overview.png docs/pictures/console.png
 
 runbooks: $(STAMP) ## Write the console's runbooks, from their page
 	$(BIN)/python -m tools.docs.runbooks

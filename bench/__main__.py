@@ -1,7 +1,7 @@
 """`make bench`: the table, and the goals beside it.
 
 python -m bench [throughput|ops|latency|backlog|routes|fairness|lanes|requests|outbox|guards|spool|peers|
-                 kafka|jobs|spark|audit|all]
+                 kafka|jobs|console|spark|audit|all]
                 [--store sqlite|postgresql|mariadb|all] [--seconds 2] [--waiting 10000000] [--rows 1000000]
                 [--json FILE]
 
@@ -9,6 +9,7 @@ python -m bench [throughput|ops|latency|backlog|routes|fairness|lanes|requests|o
 `peers` compares Postroom with other queues (Redis, NATS, RabbitMQ, Kafka) that `make peers` installed.
 `kafka` compares the listener for Kafka clients with Kafka, both with confluent-kafka.
 `jobs` is handlers a second beside Celery, dramatiq, arq and Procrastinate, and Celery on Postroom.
+`console` is what the console costs a broker, and how fast it answers, with 1,000 topics of 5 groups each.
 `spark` is the data pipeline beside Spark's Kafka source, if `make peers` installed that, and with the audit,
 which `audit` runs alone.
 """
@@ -42,6 +43,8 @@ from . import (
     spool,
     throughput,
 )
+from .console import GOAL_MS, GOAL_PERCENT, ConsoleCost
+from .console import run as measure_console
 from .contenders import PostroomQueue, RowQueue
 from .grounds import STORES, Ground, ground
 from .jobs import run as jobs
@@ -64,7 +67,7 @@ PARTS = [
         "outbox",
         "guards",
     ),
-    *("spool", "peers", "kafka", "jobs", "spark", "audit", "all"),
+    *("spool", "peers", "kafka", "jobs", "console", "spark", "audit", "all"),
 ]
 
 
@@ -240,6 +243,25 @@ async def run_requests(where: Ground, seconds: float) -> list[requests.RoundTrip
     return found
 
 
+async def run_console(where: Ground, seconds: float) -> ConsoleCost:
+    found = await measure_console(where, seconds=seconds)
+    shape = f"{found.topics:,} topics of {found.groups} groups, {found.viewers} viewers"
+    table = Table("", title=f"The console on {where.store}: {shape}")
+    for name in ("overview p50 ms", "slowest ms", "broker % of a core", "viewers add %"):
+        table.add_column(name, justify="right")
+    table.add_row("first after a start", "", f"{found.cold:.0f}", "", "")
+    table.add_row(
+        "quiet",
+        *(f"{ms:.1f}" for ms in (found.quiet, found.quiet_max, found.idle_percent, found.viewers_percent)),
+    )
+    flow = (found.flowing, found.flowing_max, found.flow_percent, found.flow_viewers_percent)
+    table.add_row("200 messages a second", *(f"{value:.1f}" for value in flow))
+    console.print(table)
+    goals = f"below {GOAL_MS} ms, and {GOAL_PERCENT} % for the viewers"
+    console.print(f"goals: {goals}: {'met' if found.good else 'missed'}")
+    return found
+
+
 def run_spark(rows: int) -> dict[str, object]:
     from . import spark_beside, spark_section  # the others need no Spark
 
@@ -268,7 +290,7 @@ def main() -> None:
         "--store",
         default="all",
         choices=[*STORES, "all"],
-        help="for throughput, ops, routes, fairness, requests, outbox and guards",
+        help="for throughput, ops, routes, fairness, requests, outbox, guards and console",
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
     parser.add_argument("--waiting", type=int, default=10_000_000, help="the large backlog")
@@ -315,6 +337,11 @@ def main() -> None:
         figures["peers"] = asyncio.run(run_peers(args.seconds))
     if args.part in ("jobs", "all"):
         figures["jobs"] = jobs.show(args.jobs, console)
+    if args.part in ("console", "all"):
+        for store in stores:
+            with ground(store) as where:
+                cost = asyncio.run(run_console(where, max(15.0, args.seconds)))
+                figures[f"console on {store}"] = asdict(cost)
     if args.part in ("fairness", "all"):
         for store in stores:
             with ground(store) as where:

@@ -299,6 +299,7 @@ class ConsoleTuning:
     session_s: float = 12 * 3600.0  # a log-in that is not used for so long ends
     login_s: float = 5.0  # the body of a log-in has to be there by then
     search_s: float = 2.0  # a search for a key ends, and says how far it came
+    count_s: float = 0.3  # so does what counts dead letters by their error: the page waits for it
 
 
 @dataclass(frozen=True, slots=True)

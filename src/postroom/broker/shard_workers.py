@@ -75,10 +75,16 @@ class ShardWork:
         if self._waited_for:
             self._watchers[-1].resume()
 
-    async def append(self, append: Append) -> Appended:
-        """An append of the broker's own; those of producers go to `writer_of` at once."""
-        writer = self.writer_of(append.partition_id) or await self.find_writer(append.partition_id)
-        return await writer.append(append)
+    async def append(self, appends: Sequence[Append]) -> list[Appended | BaseException]:
+        """Appends of the broker's own, in this order; those of producers go to `writer_of` at once.
+
+        Returns what became of each.
+        """
+        writers: dict[int, Writer] = {}
+        for one in {append.partition_id for append in appends}:
+            writers[one] = self.writer_of(one) or await self.find_writer(one)
+        stored = [writers[append.partition_id].append(append) for append in appends]
+        return await asyncio.gather(*stored, return_exceptions=True)
 
     def writer_of(self, partition_id: int) -> Writer | None:
         """The writer of the partition's shard; None: the store has to be asked which that is."""

@@ -1,42 +1,35 @@
-"""Messages for the console: those of a topic by offset, time or key; and dead letters page by page.
+"""Messages for the console: those of a topic by offset, time or key, and those that are due later.
 
 Whatever is in a message goes to the page as base64 and is shown there as text nodes: nothing of it is ever
 part of a document. Values in lists are cut, so that a page of 4 MB messages is as small as any; one message
 alone is sent whole. A search for a key reads the partition that the key goes to, for a bounded time, and says
-how far it came. Reading and acting are operations of the table, asked in the principal's name.
+how far it came. Reading is an operation of the table, asked in the principal's name.
 """
 
 from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Iterable
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, ConfigDict, Field
 
 from ..client.consumer.delayed import page
 from ..client.consumer.reading import Position
-from ..client.failed import letters_in
 from ..client.message import DeadLetter, Delayed, Received
 from ..config import DEFAULTS
 from ..errors import CatalogError
 from ..http.failures import BadRequest
-from ..http.models import Count
 from ..http.service import Caller, Who
-from ..model.delivery.reason import plain_reason
 from ..model.topology.route import Range
 
-__all__ = ["browsing_router"]
+__all__ = ["browsing_router", "shown"]
 
 _CUT_BYTES = 2048  # of a value in a list
 _MOST = 200  # messages of a page
-_LETTERS = 200
 _HEADER_BYTES = 512
-_REASON_CHARS = 8000
 
 browsing_router = APIRouter(prefix="/console/data/topics/{topic}", include_in_schema=False)
 
@@ -48,7 +41,7 @@ Limit = Annotated[int, Query(ge=1, le=_MOST)]
 
 @browsing_router.get("/partitions")
 async def partitions(who: Who, topic: str) -> list[dict[str, Any]]:
-    """What each partition keeps, those that take no more messages too."""
+    """What each partition keeps, by their slots; behind them those that take no more messages."""
     route, bounds = await who.mq.route(topic), await who.broker.bounds(topic)
     sealed = {piece.partition_id for piece in route.sealed}
     found = []
@@ -63,7 +56,7 @@ async def partitions(who: Who, topic: str) -> list[dict[str, Any]]:
         }
         one |= {"shard": piece.shard or "first", "start": start, "end": end, "sealed": is_sealed}
         found.append({**one, "messages": max(0, end - start - int(is_sealed))})
-    return found
+    return sorted(found, key=lambda one: (one["sealed"], one["first_slot"]))
 
 
 # ---- messages ----
@@ -81,6 +74,9 @@ async def messages(
 ) -> dict[str, Any]:
     """Messages from an offset or a moment on, or of a key; else the newest."""
     start = None if at is None else _moment(at)
+    if start is not None and start.timestamp() * 1000 > who.broker.now_ms():
+        who.broker.permit("fetch", topic)
+        return {"messages": []}
     if key is not None:
         return await _of_key(who, topic, key.encode(), start, offset, limit)
     if offset is not None:
@@ -91,7 +87,7 @@ async def messages(
         found = await _first(who, topic, start, partition, limit)
     else:
         found = await _newest(who, topic, partition, limit)
-    return {"messages": [_shown(one) for one in found]}
+    return {"messages": [shown(one) for one in found]}
 
 
 @browsing_router.get("/messages/{partition}/{offset}")
@@ -100,7 +96,7 @@ async def message(who: Who, topic: str, partition: int, offset: int) -> dict[str
     found = await _first(who, topic, {partition: offset}, partition, 1)
     if not found or found[0]._position != offset:
         raise CatalogError(f"there is no message at offset {offset} of partition {partition} any more")
-    return _shown(found[0], whole=True)
+    return shown(found[0], whole=True)
 
 
 async def _first(
@@ -146,8 +142,8 @@ async def _of_key(
                     found.append(one)
                 if len(found) == limit or time.monotonic() > ends_at:
                     goes_on = {"partition": piece.partition, "offset": last[1] + 1}
-                    return {"messages": [_shown(m) for m in found], "searched": read, "next": goes_on}
-    return {"messages": [_shown(one) for one in found], "searched": read, "next": None}
+                    return {"messages": [shown(m) for m in found], "searched": read, "next": goes_on}
+    return {"messages": [shown(one) for one in found], "searched": read, "next": None}
 
 
 def _moment(text: str) -> datetime:
@@ -158,7 +154,8 @@ def _moment(text: str) -> datetime:
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
-def _shown(one: Received | DeadLetter, *, whole: bool = False) -> dict[str, Any]:
+def shown(one: Received | DeadLetter, *, whole: bool = False) -> dict[str, Any]:
+    """Returns a message as the page gets it; its value is cut, unless the `whole` is wanted."""
     at = [one._position] if isinstance(one, Received) else [one._partition_id, one._position]
     return {"partition": one.partition, "offset": one.offset, "at": at, **_content(one, whole=whole)}
 
@@ -193,62 +190,3 @@ async def delayed(
     found, following = await page(who.mq, topic, limit, after)
     shown = [{**_content(one), "due_ms": one.due_ms} for one in found]
     return {"messages": shown, "next": following, "now_ms": who.broker.now_ms()}
-
-
-# ---- dead letters ----
-
-
-class Spots(BaseModel):
-    """Dead letters: a partition's id and an offset each."""
-
-    model_config = ConfigDict(extra="forbid")
-    spots: list[tuple[Count, Count]] = Field(min_length=1, max_length=1000)
-
-
-@browsing_router.get("/groups/{group}/dead-letters")
-async def dead_letters(
-    who: Who,
-    topic: str,
-    group: str,
-    after: Annotated[str | None, Query(max_length=60, pattern=r"^[0-9]{1,18}:[0-9]{1,18}$")] = None,
-    limit: Annotated[int, Query(ge=1, le=_LETTERS)] = _LETTERS,
-) -> dict[str, Any]:
-    """A page of dead letters, the oldest first, and where the next begins."""
-    behind = None if after is None else _spot(after)
-    parts = await who.broker.dead_letters(topic, group, limit, behind)
-    ends = [(part.partition_id, part.open[-1][1]) for part in parts if part.open]
-    now_ms = who.broker.now_ms()
-    found = [_letter(letter) for part in parts for letter in letters_in(part, now_ms)]
-    return {"letters": found, "next": f"{ends[-1][0]}:{ends[-1][1]}" if ends else None}
-
-
-def _spot(text: str) -> tuple[int, int]:
-    partition_id, _, offset = text.partition(":")
-    return int(partition_id), int(offset)
-
-
-@browsing_router.post("/groups/{group}/dead-letters/redrive")
-async def redrive(who: Who, topic: str, group: str, wish: Spots) -> dict[str, int]:
-    """Hand these back to the group; those that are gone meanwhile are left out."""
-    return {"done": await who.broker.redrive(topic, group, _sorted(wish.spots))}
-
-
-@browsing_router.post("/groups/{group}/dead-letters/discard")
-async def discard(who: Who, topic: str, group: str, wish: Spots) -> dict[str, int]:
-    """Throw these away."""
-    return {"done": await who.broker.discard(topic, group, _sorted(wish.spots))}
-
-
-def _sorted(spots: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    return sorted(set(spots))
-
-
-def _letter(letter: DeadLetter) -> dict[str, Any]:
-    return {
-        **_shown(letter),
-        "reason": letter.reason[:_REASON_CHARS],
-        "error": plain_reason(letter.reason),
-        "traceback": letter.traceback[:_REASON_CHARS],
-        "attempts": letter.attempts,
-        "dead_at": letter.dead_at,
-    }

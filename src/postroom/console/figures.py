@@ -26,7 +26,7 @@ from ..model.access import Principal, allows, visible
 from .measuring import GroupFigures, Measured, TopicFigures
 from .sampling import Sampler, TooManyViewers
 
-__all__ = ["Wish", "figures_router", "overview"]
+__all__ = ["View", "Wish", "figures_router"]
 
 PAGE = 50  # topics
 
@@ -103,10 +103,13 @@ def _event(sampler: Sampler, who: Caller, wish: Wish) -> bytes:
 
 
 def _written(sampler: Sampler, who: Caller, wish: Wish) -> bytes:
-    def write() -> bytes:
-        return _encode({**overview(sampler.last, who.principal, wish), "stale": sampler.stale})
+    allowed = who.principal.permissions
 
-    return sampler.once((wish, who.principal.permissions), write)
+    def write() -> bytes:
+        seen = sampler.once(allowed, lambda: View(sampler.last, who.principal))
+        return _encode({**seen.overview(wish), "stale": sampler.stale})
+
+    return sampler.once((wish, allowed), write)
 
 
 @figures_router.get("/charts")
@@ -127,30 +130,38 @@ def _sampler(request: Request) -> Sampler:
 # ---- what the overview shows: pure ----
 
 
-def overview(measured: Measured, principal: Principal, wish: Wish) -> dict[str, Any]:
-    topics = _shown(measured, principal)
-    wanted = [topic for topic in topics if wish.contains.lower() in topic.name.lower()]
-    wanted.sort(key=lambda topic: _order(topic, wish.sort))
-    pages = max(1, -(-len(wanted) // PAGE))
-    page = min(wish.page, pages - 1)
-    needs = _attention(topics)
-    everything = allows(principal, "manage", None)
-    return {
-        "at": measured.at_ms,
-        "totals": _totals(topics),
-        "attention": needs[:_MOST_ATTENTION],
-        "more_attention": max(0, len(needs) - _MOST_ATTENTION),
-        "topics": [_topic(topic) for topic in wanted[page * PAGE : (page + 1) * PAGE]],
-        "found": len(wanted),
-        "page": page,
-        "pages": pages,
-        "brokers": measured.brokers if everything else [],
-        "shards": [{"name": name, "state": state} for name, state in measured.shards] if everything else [],
-    }
+class View:
+    """What a principal may see of one measurement. Pages of it share what they have in common."""
 
+    def __init__(self, measured: Measured, principal: Principal) -> None:
+        self._topics = [measured.topics[name] for name in visible(principal, measured.topics)]
+        needs = _attention(self._topics)
+        everything = allows(principal, "manage", None)
+        shards = [{"name": name, "state": state} for name, state in measured.shards]
+        self._common = {
+            "at": measured.at_ms,
+            "totals": _totals(self._topics),
+            "attention": needs[:_MOST_ATTENTION],
+            "more_attention": max(0, len(needs) - _MOST_ATTENTION),
+            "brokers": measured.brokers if everything else [],
+            "shards": shards if everything else [],
+        }
+        self._listed: tuple[tuple[str, str], list[TopicFigures]] | None = None  # the last that was wished
 
-def _shown(measured: Measured, principal: Principal) -> list[TopicFigures]:
-    return [measured.topics[name] for name in visible(principal, measured.topics)]
+    def overview(self, wish: Wish) -> dict[str, Any]:
+        wanted = self._wanted(wish)
+        pages = max(1, -(-len(wanted) // PAGE))
+        page = min(wish.page, pages - 1)
+        topics = [_topic(topic) for topic in wanted[page * PAGE : (page + 1) * PAGE]]
+        return {**self._common, "topics": topics, "found": len(wanted), "page": page, "pages": pages}
+
+    def _wanted(self, wish: Wish) -> list[TopicFigures]:
+        key, text = (wish.sort, wish.contains), wish.contains.lower()
+        if self._listed is None or self._listed[0] != key:
+            wanted = [topic for topic in self._topics if text in topic.name.lower()]
+            wanted.sort(key=lambda topic: _order(topic, wish.sort))
+            self._listed = key, wanted
+        return self._listed[1]
 
 
 def _totals(topics: Sequence[TopicFigures]) -> dict[str, float]:

@@ -12,7 +12,7 @@ Blocking where it says so, and never changes anything. Decides nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..broker.served import Servable
@@ -25,6 +25,7 @@ from ..store.contract import Bounds, Group, Topic
 __all__ = ["GroupFigures", "Measured", "Measuring", "TopicFigures"]
 
 _DETAILED = 60  # groups whose ages are measured at a time
+_AT_ONCE = 20  # topics whose settled offsets are read together
 _SMOOTH = 0.5  # of a rate, what the newest measurement counts
 
 
@@ -94,8 +95,8 @@ class Measuring:
         since_s = began - self._read_at if self._read_at else 0.0
         found = await self._broker.in_thread(self._read)
         self._derive(found, before, since_s)
-        self._read_at, self.last = began, found
-        await self._add_details(found)
+        first, self._read_at, self.last = not self._read_at, began, found
+        await self._add_details(found, self._detail_s / (4 if first else 1))  # somebody waits for the first
         found.took_s = self._clock() - began
         return found
 
@@ -106,9 +107,9 @@ class Measuring:
         edges, marks, delayed = store.log.edges(), store.usage.marks(), store.schedule.delayed()
         found = Measured(store.now_ms())
         own: dict[str, tuple[tuple[str, str], int]] = {}  # topics of groups: whose, and what is in them
+        self._read_settled(listed.topics, listed.groups, edges, marks)
         for topic in listed.topics:
-            groups = listed.groups.get(topic.id, [])
-            settled = self._settled_in(topic, readers(groups), edges, marks)
+            groups, settled = listed.groups.get(topic.id, []), self._settled[topic.name][1]
             if not is_internal(topic.name):
                 figures = _topic_figures(topic, groups, edges, settled)
                 figures.delayed = delayed.get(topic.id, 0)
@@ -123,21 +124,32 @@ class Measuring:
         found.shards = [(one.name or "first", "away" if one.away else one.state) for one in store.shards()]
         return found
 
-    def _settled_in(
+    def _read_settled(
         self,
-        topic: Topic,
-        groups: Sequence[Group],
+        topics: Sequence[Topic],
+        groups: Mapping[int, Sequence[Group]],
         edges: dict[int, Bounds],
         marks: dict[int, tuple[int, ...]],
-    ) -> dict[int, dict[int, int]]:
-        """By group and partition, what is settled; read again if a mark says that it may have changed."""
-        ids = [piece.partition_id for piece in topic.route.partitions if piece.partition_id in edges]
-        key = (*(marks.get(one) for one in ids), *ids, *((one.id, one.generation) for one in groups))
-        known = self._settled.get(topic.name)
-        if known is None or known[0] != key:
-            known = (key, self._broker.store.usage.committed(groups, ids))
-            self._settled[topic.name] = known
-        return known[1]
+    ) -> None:
+        """By topic, group and partition, what is settled; read again if a mark says that it may have changed.
+
+        Several topics in one read: at first all of them are new, and a read for each would take long.
+        """
+        changed: list[tuple[str, Marks, Sequence[Group], list[int]]] = []
+        for topic in topics:
+            mine = readers(groups.get(topic.id, []))
+            ids = [piece.partition_id for piece in topic.route.partitions if piece.partition_id in edges]
+            key = (*(marks.get(one) for one in ids), *ids, *((one.id, one.generation) for one in mine))
+            known = self._settled.get(topic.name)
+            if known is None or known[0] != key:
+                changed.append((topic.name, key, mine, ids))
+        for at in range(0, len(changed), _AT_ONCE):
+            some = changed[at : at + _AT_ONCE]
+            all_groups = [group for _, _, mine, _ in some for group in mine]
+            found = self._broker.store.usage.committed(all_groups, [one for *_, ids in some for one in ids])
+            for name, seen, own, partition_ids in some:
+                settled = {group.id: {one: found[group.id][one] for one in partition_ids} for group in own}
+                self._settled[name] = (seen, settled)
 
     def _count_members(self, found: Measured, groups: Sequence[Group]) -> None:
         if not groups:
@@ -164,14 +176,14 @@ class Measuring:
                     if group.lag:
                         group.age_ms, group.wait_ms, group.stopped = was.age_ms, was.wait_ms, was.stopped
 
-    async def _add_details(self, found: Measured) -> None:
+    async def _add_details(self, found: Measured, most_s: float) -> None:
         began = self._clock()
         behind = [
             (topic, group) for topic in found.topics.values() for group in topic.groups.values() if group.lag
         ]
         behind.sort(key=lambda one: (one[1].stopped > 0, one[1].lag), reverse=True)
         for topic, group in behind[:_DETAILED]:
-            if self._clock() - began > self._detail_s:
+            if self._clock() - began > most_s:
                 return
             try:
                 total = (await self._broker.lag(topic.name, group.name)).total

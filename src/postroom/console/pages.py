@@ -4,7 +4,7 @@
     /console/static/…           its scripts and styles: files of this package, and nothing else
     /console/login /logout      a token for a cookie, and back
     /console/session            who one is
-    /console/data/…             figures and messages: `figures`, `browsing`
+    /console/data/…             figures and messages: `figures`, `browsing`, `dead_letters`
 
 The policy of the page lets it load what comes from this broker, and nothing from anywhere else; no script or
 style may be in its text, and no text becomes HTML. What changes something goes through the API, which knows a
@@ -27,6 +27,7 @@ from ..http.failures import BadRequest
 from ..http.service import Service, Who
 from ..model.access import allows
 from .browsing import browsing_router
+from .dead_letters import dead_letters_router
 from .figures import figures_router
 from .logins import SessionLogins, read_secret, set_cookie
 from .sampling import Sampler
@@ -59,7 +60,7 @@ def add_console(app: FastAPI, *, key: str | None = None) -> None:
     service.open |= {f"/console/static/{name}" for name in app.state.console_files}
     app.add_api_route("/", _to_console, include_in_schema=False)
     app.add_api_route("/favicon.ico", _icon, include_in_schema=False)
-    for router in (pages_router, figures_router, browsing_router):
+    for router in (pages_router, figures_router, browsing_router, dead_letters_router):
         app.include_router(router)
 
 

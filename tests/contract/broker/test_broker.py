@@ -342,30 +342,59 @@ async def test_another_process_that_hands_back_wakes_a_long_poll(tmp_path: Path)
 async def test_a_mover_that_died_is_finished_by_the_next_poll(
     broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I12: crash after the append and before the delete; the dead letter is there once."""
+    """I12: crash after the append and before the delete; each dead letter is there once."""
     await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
     there = await place(broker)
     await broker.append("orders", there, batch(3))
     token, _ = await poll(broker)
-    settle, calls = broker.store.progress.settle, []
+    settle, calls = broker.store.progress.settle_each, []
 
     def dies_after_the_append(*args: object) -> object:
         calls.append(args)
-        if len(calls) == 1:
+        if len(calls) == 2:  # the first stamped them
             raise StoreBusy("the mover died here")
         return settle(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(broker.store.progress, "settle", dies_after_the_append)
-    verdicts = (Verdict("ack", 0, 0), Verdict("dead", 1, 1, reason="bad"), Verdict("ack", 2, 2))
+    monkeypatch.setattr(broker.store.progress, "settle_each", dies_after_the_append)
+    verdicts = (
+        Verdict("dead", 0, 0, reason="bad"),
+        Verdict("ack", 1, 1),
+        Verdict("dead", 2, 2, reason="sad"),
+    )
     assert not (await broker.settle("orders", "billing", [Settle("orders", there, token, verdicts)])).lost
-    assert len(calls) == 1
-    assert (await broker.lag("orders", "billing")).total.messages == 1
+    assert len(calls) == 2
+    assert (await broker.lag("orders", "billing")).total.messages == 2
     clock.advance(11)
     assert spans((await poll(broker))[1]) == []
     assert (await broker.lag("orders", "billing")).total.messages == 0
     (letters,) = await broker.dead_letters("orders", "billing", 10)
     found = [r for b in letters.batches for r in records(b.data)]
-    assert [dict(r.headers)["postroom-reason"] for r in found] == [b"bad"]
+    assert [dict(r.headers)["postroom-reason"] for r in found] == [b"bad", b"sad"]
+
+
+@everywhere
+async def test_those_that_die_together_are_moved_together(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a reason and an identity of its own; the source is read once for all, and they are settled at
+    once, in their order."""
+    await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
+    there = await place(broker)
+    await broker.append("orders", there, batch(40))
+    token, _ = await poll(broker)
+    settle, calls = broker.store.progress.settle_each, []
+    read, reads = broker._mover._read, []
+    monkeypatch.setattr(
+        broker.store.progress, "settle_each", lambda *args: calls.append(args) or settle(*args)
+    )
+    monkeypatch.setattr(broker._mover, "_read", lambda *args: reads.append(args) or read(*args))
+    verdicts = tuple(Verdict("dead", at, at, reason=f"no {at}") for at in range(40))
+    assert not (await broker.settle("orders", "billing", [Settle("orders", there, token, verdicts)])).lost
+    assert (len(calls), len(reads)) == (2, 1)  # stamped, and settled
+    (letters,) = await broker.dead_letters("orders", "billing", 100)
+    found = [r for b in letters.batches for r in records(b.data)]
+    assert [dict(r.headers)["postroom-reason"] for r in found] == [b"no %d" % at for at in range(40)]
+    assert (await broker.lag("orders", "billing")).total.messages == 0
 
 
 @everywhere

@@ -100,11 +100,12 @@ class Desk:
         found: str = await self.page.inner_text("body")
         return found
 
-    async def shoot(self, name: str) -> None:
-        """A picture for people, and a check of what is shown there."""
+    async def shoot(self, name: str, *, whole: bool = False) -> None:
+        """A picture for people, of the whole page or what fits, and a check of what is shown there."""
         await self.check_access(name)
-        SHOTS.mkdir(parents=True, exist_ok=True)
-        await self.page.screenshot(path=SHOTS / f"{name}.png")
+        path = SHOTS / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        await self.page.screenshot(path=path, full_page=whole)
 
     async def check_access(self, name: str) -> None:
         from axe_playwright_python.async_playwright import Axe
@@ -123,18 +124,22 @@ async def desk(
     *,
     dev: bool = True,
     address: str = "memory://",
+    shards: dict[str, str] | None = None,
     key: str | None = None,
     change: Callable[[Any], None] | None = None,
     **context: Any,
 ) -> AsyncIterator[Desk]:
-    """`context`: what the browser is, such as its size or colours."""
+    """`change` is given the app before it is served; `context`: what the browser is, its size or colours."""
     async_api = pytest.importorskip("playwright.async_api")
     program = _chromium()
-    endpoint = await open_endpoint(parse(address), migrate=True)
+    others = {name: parse(one) for name, one in (shards or {}).items()}
+    endpoint = await open_endpoint(parse(address), migrate=True, shards=others or None)
     broker = measured(endpoint)
     try:
         app = make_app(broker, Gatekeeper(broker.store, broker.in_thread, SystemClock(), dev=dev))
         add_console(app, key=key)
+        if change is not None:
+            change(app)
         server = await serve_http(app, "127.0.0.1", 0)
         try:
             async with async_api.async_playwright() as playwright:

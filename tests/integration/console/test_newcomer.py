@@ -83,12 +83,12 @@ async def test_it_is_the_same_on_a_database_server(server: str, request: pytest.
         assert len(await one.mq.dead_letters("orders", "billing")) == 1
 
 
-def test_the_picture_in_the_readme_is_that_of_this_test_and_small() -> None:
-    """`make screenshot` takes it anew."""
+def test_the_picture_in_the_readme_is_one_of_the_tests_and_small() -> None:
+    """`make screenshot` takes it anew, by `test_looks.py`."""
     picture = ROOT / "docs" / "pictures" / "console.png"
     assert "(docs/pictures/console.png)" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert picture.stat().st_size < 100_000
+    assert picture.stat().st_size < 150_000
 
 
 async def _trouble(one: Desk) -> None:

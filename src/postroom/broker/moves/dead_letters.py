@@ -158,7 +158,7 @@ class DeadLetterOffice:
             edges = self._store.log.bounds([place])[place]
             spans = [(0, edges.end - 1)]
             if spots is not None:
-                spans = [(offset, offset) for of, offset in sorted(set(spots)) if of == place]
+                spans = _spans(sorted({offset for of, offset in spots if of == place}))
             if not edges.end or not spans:
                 continue
             token = secrets.randbits(62) + 1
@@ -167,3 +167,14 @@ class DeadLetterOffice:
             taken = [*granted.deliveries, *granted.leaving]
             control = edges.sealed and any(d.last == edges.end - 1 for d in taken)
             yield _Taken(reader, piece, granted, token, int(control))
+
+
+def _spans(offsets: Sequence[int]) -> list[Span]:
+    """Neighbours as one: a thousand letters in a row are one delivery, not a thousand."""
+    spans: list[Span] = []
+    for offset in offsets:
+        if spans and spans[-1][1] == offset - 1:
+            spans[-1] = (spans[-1][0], offset)
+        else:
+            spans.append((offset, offset))
+    return spans

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -52,12 +53,12 @@ class Mover:
         self,
         store: Store,
         read: Callable[[int, int, int], list[StoredBatch]],
-        append: Callable[[Append], Awaitable[Appended]],
+        append: Callable[[Sequence[Append]], Awaitable[list[Appended | BaseException]]],
         in_thread: Callable[..., Awaitable[Any]],
     ) -> None:
         self._store = store
         self._read = read  # (partition id, first, last) → the batches that hold these offsets
-        self._append = append
+        self._append = append  # in this order; returns what became of each
         self._in_thread = in_thread
         self.died: Callable[[str, str, int], None] = lambda topic, group, messages: None  # is told
         self.to_lane: Callable[[Group, int], bool] = lambda group, partition_id: False  # blocking
@@ -68,51 +69,91 @@ class Mover:
         self, group: Group, partition: int, partition_id: int, leaving: Sequence[Delivery], *, dead: bool
     ) -> int:
         """Finish stamped deliveries. One that fails stays stamped and is taken up again later."""
-        moved = 0
-        aside: set[int] = set()  # identities of what goes together
+        origin, moved = (group, partition, partition_id), 0
+        fate: Fate = "dead" if dead else "back"
+        lanes: set[int] | None = None
+        with self._waiting(origin, leaving):
+            lanes = await self._in_thread(self._lanes, group, leaving)
+        if lanes is None:
+            return 0
+        aside: dict[int, Delivery] = {}  # by their identity: what goes together
+        alone: dict[Fate, list[Delivery]] = {fate: [], "lane": []}
         for delivery in leaving:
             assert delivery.stamp is not None, "only stamped deliveries are moved"
-            if delivery.token in aside:
-                continue
-            try:
-                lane = await self._in_thread(self.to_lane, group, delivery.stamp.partition_id)
-                if lane and delivery.token == delivery.stamp.producer_id:
-                    aside.add(delivery.token)
-                    moved += await self._set_aside(group, partition, partition_id, delivery.token)
-                    continue
-                fate: Fate = "lane" if lane else "dead" if dead else "back"
-                moved += await self._move(group, partition, partition_id, delivery, fate)
-            except PostroomError as error:
-                _log.warning(
-                    "moving %s/%s offset %d waits: %s", group.topic, partition, delivery.first, error
-                )
+            lane = delivery.stamp.partition_id in lanes
+            if lane and delivery.token == delivery.stamp.producer_id:
+                aside.setdefault(delivery.token, delivery)
+            else:
+                alone["lane" if lane else fate].append(delivery)
+        for token, delivery in aside.items():
+            with self._waiting(origin, [delivery]):
+                moved += await self._set_aside(group, partition, partition_id, token)
+        for way, deliveries in alone.items():
+            for some in _portions(deliveries):
+                with self._waiting(origin, some):
+                    moved += await self._move(origin, some, way)
         return moved
 
-    async def _move(
-        self, group: Group, partition: int, partition_id: int, delivery: Delivery, fate: Fate
-    ) -> int:
-        assert delivery.stamp is not None, "only stamped deliveries are moved"
-        place = (group, partition, partition_id)
-        builder = await self._readable(place, [delivery], fate)
-        while builder.count:
-            stamp = delivery.stamp
-            batch_bytes = builder.build(stamp.producer_id, 0, 0)
-            try:
-                await self._append(Append(stamp.partition_id, batch_bytes, due_at=stamp.due_at))
-                break
-            except UnknownFate:
-                break  # this identity is known: it was stored, with messages that retention took here since
-            except PartitionSealed:
-                again = await self._in_thread(self._restamp, group, partition_id, delivery)
+    def _lanes(self, group: Group, leaving: Sequence[Delivery]) -> set[int]:
+        """Those of the partitions that they leave for that are the group's slow lane. Blocking."""
+        targets = {delivery.stamp.partition_id for delivery in leaving if delivery.stamp is not None}
+        return {target for target in targets if self.to_lane(group, target)}
+
+    @contextmanager
+    def _waiting(self, origin: tuple[Group, int, int], leaving: Sequence[Delivery]) -> Iterator[None]:
+        """What cannot be moved now is left to whoever finds it later."""
+        try:
+            yield
+        except PostroomError as error:
+            where, first = (origin[0].topic, origin[1]), leaving[0].first
+            _log.warning("moving %s/%s from offset %d on waits: %s", *where, first, error)
+
+    async def _move(self, origin: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate) -> int:
+        """Each in an append of its own, under its own identity, in their order; all in one transaction as a
+        rule, and settled in one."""
+        group, _, partition_id = origin
+        built: list[tuple[BatchBuilder, list[Letter]]]
+        built = await self._in_thread(self._built_each, origin, leaving, fate)
+        stored: list[tuple[Delivery, int]] = []
+        ready: list[tuple[Delivery, BatchBuilder]] = []
+        for delivery, (builder, letters) in zip(leaving, built, strict=True):
+            with self._waiting(origin, [delivery]):
+                for letter in letters:
+                    await self._keep(origin, delivery, letter)
+                if builder.count:
+                    ready.append((delivery, builder))
+                else:
+                    stored.append((delivery, 0))
+        outcomes = await self._append([_append_of(delivery, builder) for delivery, builder in ready])
+        for (delivery, builder), outcome in zip(ready, outcomes, strict=True):
+            with self._waiting(origin, [delivery]):
+                if (done := await self._appended(origin, delivery, builder, outcome)) is not None:
+                    stored.append((done, builder.count))
+        acks = [(one.token, [Settlement(Kind.ACK, one.first, one.last)]) for one, _ in stored]
+        if acks:
+            await self._in_thread(self._store.progress.settle_each, group, partition_id, acks)
+        for delivery, messages in stored:
+            if fate == "dead" and not (delivery.stamp and delivery.stamp.due_at):
+                self.died(group.topic, group.name, messages)
+        return sum(messages for _, messages in stored)
+
+    async def _appended(
+        self,
+        origin: tuple[Group, int, int],
+        delivery: Delivery,
+        builder: BatchBuilder,
+        outcome: Appended | BaseException,
+    ) -> Delivery | None:
+        """The delivery as it was stored in the end, maybe stamped again; None: somebody else moves it."""
+        while isinstance(outcome, PartitionSealed):
+            again = await self._in_thread(self._restamp, origin[0], origin[2], delivery)
             if again is None:
-                return 0  # somebody else moves it
+                return None
             delivery = again
-            assert delivery.stamp is not None, "it was stamped again"
-        ack = [Settlement(Kind.ACK, delivery.first, delivery.last)]
-        await self._in_thread(self._store.progress.settle, group, partition_id, delivery.token, ack)
-        if fate == "dead" and not (delivery.stamp and delivery.stamp.due_at):
-            self.died(group.topic, group.name, builder.count)
-        return builder.count
+            (outcome,) = await self._append([_append_of(delivery, builder)])
+        if isinstance(outcome, BaseException) and not isinstance(outcome, UnknownFate):
+            raise outcome  # the former is known: it was stored, with messages that retention took here since
+        return delivery
 
     async def _set_aside(self, group: Group, partition: int, partition_id: int, token: int) -> int:
         """All that has this identity, in one append."""
@@ -120,48 +161,54 @@ class Mover:
         together = [d for d in found if d.stamp is not None and d.stamp.producer_id == token]
         if not together:
             return 0  # somebody else was faster
-        place = (group, partition, partition_id)
-        builder = await self._readable(place, together, "lane")
-        try:
-            if builder.count:
-                await self._append(Append(together[0].stamp.partition_id, builder.build(token, 0, 0)))
-        except UnknownFate:
-            pass  # stored already, as above
-        except PartitionSealed:
-            again = [await self._in_thread(self._restamp, group, partition_id, one) for one in together]
-            fresh = [one for one in again if one is not None]
-            return sum([await self._move(group, partition, partition_id, one, "lane") for one in fresh])
+        origin = (group, partition, partition_id)
+        builder = await self._readable(origin, together, "lane")
+        if builder.count:
+            (outcome,) = await self._append([_append_of(together[0], builder)])
+            if isinstance(outcome, PartitionSealed):
+                again = [await self._in_thread(self._restamp, group, partition_id, one) for one in together]
+                return await self._move(origin, [one for one in again if one is not None], "lane")
+            await self._appended(origin, together[0], builder, outcome)
         acks = [Settlement(Kind.ACK, one.first, one.last) for one in together]
         await self._in_thread(self._store.progress.settle, group, partition_id, token, acks)
         return builder.count
 
     async def _readable(
-        self, place: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate
+        self, origin: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate
     ) -> BatchBuilder:
         """Their messages, as they are stored where they go; what cannot be read is a dead letter by then."""
         builder: BatchBuilder
         letters: list[Letter]
-        builder, letters = await self._in_thread(self._built, place, leaving, fate)
+        builder, letters = await self._in_thread(self._built, origin, leaving, fate)
         for letter in letters:
-            await self._keep(place, leaving[0], letter)
+            await self._keep(origin, leaving[0], letter)
         return builder
 
+    def _built_each(
+        self, origin: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate
+    ) -> list[tuple[BatchBuilder, list[Letter]]]:
+        source = _Source(self._read, origin[2])
+        return [self._built(origin, [one], fate, source) for one in leaving]
+
     def _built(
-        self, place: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate
+        self,
+        origin: tuple[Group, int, int],
+        leaving: Sequence[Delivery],
+        fate: Fate,
+        source: _Source | None = None,
     ) -> tuple[BatchBuilder, list[Letter]]:
-        group, partition, partition_id = place
+        group, partition, partition_id = origin
         where = (group.topic, partition, partition_id)
+        source = source or _Source(self._read, partition_id)
         now, builder, letters = self._store.now_ms(), BatchBuilder(max_bytes=_WHOLE), list[Letter]()
         for delivery in leaving:
-            for batch in self._read(partition_id, delivery.first, delivery.last):
+            for batch in source.batches(delivery):
                 try:
-                    found = stored_records(batch)
+                    found = source.records(batch, delivery)
                 except CorruptBatch as error:
                     letters.append(unreadable.letter_of(batch, error, where, delivery.spent, now))
                     continue
                 for record in found:
-                    if not delivery.first <= record.offset <= delivery.last:
-                        continue
                     if fate == "back" and unreadable.is_letter(record):
                         letters.append(unreadable.again(record))
                         continue
@@ -170,17 +217,18 @@ class Mover:
                     builder.append(record.timestamp, record.key, record.value, headers)
         return builder, letters
 
-    async def _keep(self, place: tuple[Group, int, int], delivery: Delivery, letter: Letter) -> None:
-        group, _, partition_id = place
+    async def _keep(self, origin: tuple[Group, int, int], delivery: Delivery, letter: Letter) -> None:
+        group, _, partition_id = origin
         assert delivery.stamp is not None, "only stamped deliveries are moved"
         box = delivery.stamp.partition_id
         if self.letter_box is not None:
             box = await self._in_thread(self.letter_box, group)
         identity = letter.identity(group, partition_id)
-        try:
-            appended = await self._append(Append(box, letter.build(identity)))
-        except UnknownFate:
+        (appended,) = await self._append([Append(box, letter.build(identity))])
+        if isinstance(appended, UnknownFate):
             return  # this identity is known: it was stored
+        if isinstance(appended, BaseException):
+            raise appended
         if letter.said and not appended.duplicate:
             _log.error(
                 "%s cannot be read: the batch is now a dead letter of group %r, and the group goes on; check "
@@ -199,6 +247,52 @@ class Mover:
                 stamp = Stamp(secrets.randbits(62), topic.route.ranges[0].partition_id, delivery.stamp.due_at)
                 return self._store.progress.restamp(group, partition_id, delivery, stamp)
         raise PartitionSealed("its target is sealed and has no successor yet")
+
+
+class _Source:
+    """Where messages leave from. Neighbours that leave one by one share a batch: it is read and opened once.
+
+    Blocking; for one portion, since the batch is as old as when it was read.
+    """
+
+    def __init__(self, read: Callable[[int, int, int], list[StoredBatch]], partition_id: int) -> None:
+        self._read, self._partition_id = read, partition_id
+        self._last: StoredBatch | None = None
+        self._opened: tuple[StoredBatch, list[Record]] | None = None
+
+    def batches(self, delivery: Delivery) -> list[StoredBatch]:
+        last = self._last
+        if last is not None and last.base_offset <= delivery.first and delivery.last <= last.last_offset:
+            return [last]
+        found = self._read(self._partition_id, delivery.first, delivery.last)
+        self._last = found[-1] if found else None
+        return found
+
+    def records(self, batch: StoredBatch, delivery: Delivery) -> list[Record]:
+        """What of the batch the delivery has. CorruptBatch: it cannot be read."""
+        if self._opened is None or self._opened[0] is not batch:
+            self._opened = batch, list(stored_records(batch))
+        records = self._opened[1]
+        low = bisect_left(records, delivery.first, key=lambda record: record.offset)
+        return records[low : bisect_right(records, delivery.last, key=lambda record: record.offset)]
+
+
+def _append_of(delivery: Delivery, builder: BatchBuilder) -> Append:
+    assert delivery.stamp is not None, "only stamped deliveries are moved"
+    stamp = delivery.stamp
+    return Append(stamp.partition_id, builder.build(stamp.producer_id, 0, 0), due_at=stamp.due_at)
+
+
+def _portions(leaving: Sequence[Delivery]) -> Iterator[list[Delivery]]:
+    """Those that are in memory at the same time: messages may be large."""
+    some: list[Delivery] = []
+    for delivery in leaving:
+        if some and sum(one.size for one in some) + delivery.size > MOVED_TOGETHER:
+            yield some
+            some = []
+        some.append(delivery)
+    if some:
+        yield some
 
 
 def _origin(record: Record, topic: str, partition: int, partition_id: int) -> Headers:

@@ -3,7 +3,7 @@
 import { get, query } from "./api.js";
 import { count, h, patch, rate, span, svg } from "./dom.js";
 
-const WIDE = 600, HIGH = 120, LEFT = 64, TOP = 18, LOW = 18;
+const WIDE = 480, HIGH = 130, LEFT = 64, TOP = 18, LOW = 20;
 const REFRESH_MS = 10000;
 
 export function charts(page, topic) {
@@ -19,14 +19,14 @@ export function charts(page, topic) {
 function panels({ times, series }, topic) {
   if (times.length < 2) return h("p", { class: "soft" }, "Charts begin when the broker starts: come back in a minute.");
   const drawn = [
-    panel("Messages a second, in and out", times, [series.in_per_s, series.out_per_s], ["in", "out"], rate),
-    panel("Behind, in messages", times, [series.lag], ["behind"], count),
+    panel("Messages a second, in and out", times, [series.in_per_s, series.out_per_s], ["in", "out (dashed)"], rate),
+    panel("Behind, in messages", times, [series.lag], [""], count),
   ];
   if (topic === null || topic === undefined) {
-    drawn.push(panel("Wait for the first delivery", times, [series.wait_ms], ["wait"], span));
-    drawn.push(panel("Time of a commit", times, [series.commit_ms], ["commit"], span));
+    drawn.push(panel("Wait for the first delivery", times, [series.wait_ms], [""], span));
+    drawn.push(panel("Time of a commit", times, [series.commit_ms], [""], span));
   }
-  return h("div", { class: "side" }, drawn);
+  return h("div", { class: "charts" }, drawn);
 }
 
 function panel(title, times, lines, names, text) {
@@ -34,12 +34,12 @@ function panel(title, times, lines, names, text) {
   const begin = times[0], width = Math.max(1, times[times.length - 1] - begin);
   const x = (at) => LEFT + ((WIDE - LEFT - 8) * (at - begin)) / width;
   const y = (value) => HIGH - LOW - ((HIGH - TOP - LOW) * value) / most;
-  const last = lines.map((line, at) => `${names[at]} ${text(line[line.length - 1] ?? 0)}`).join(", ");
+  const last = lines.map((line, at) => `${names[at]} ${text(line[line.length - 1] ?? 0)}`.trim()).join(", ");
   return h("figure", {}, h("figcaption", {}, `${title}: now ${last}`),
     svg("svg", { class: "chart", viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": `${title}, at most ${text(most)}, now ${last}` },
       svg("line", { class: "axis", x1: LEFT, x2: WIDE - 8, y1: HIGH - LOW, y2: HIGH - LOW }),
       svg("text", { x: 4, y: TOP }, text(most)), svg("text", { x: 4, y: HIGH - LOW }, "0"),
-      svg("text", { x: LEFT, y: HIGH - 4 }, clock(begin)), svg("text", { x: WIDE - 60, y: HIGH - 4 }, clock(times[times.length - 1])),
+      svg("text", { x: LEFT, y: HIGH - 4 }, clock(begin)), svg("text", { x: WIDE - 8, y: HIGH - 4, "text-anchor": "end" }, clock(times[times.length - 1])),
       lines.map((line, at) => svg("path", { class: at === 0 ? "one" : "two", d: path(line, times, x, y) }))));
 }
 

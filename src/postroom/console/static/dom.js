@@ -17,7 +17,7 @@ function fill(made, attributes, children) {
     else if (value === true) made.setAttribute(name, "");
     else made.setAttribute(name, String(value));
   }
-  for (const child of children.flat(3)) {
+  for (const child of children.flat(Infinity)) {
     if (child === undefined || child === null || child === false) continue;
     made.append(child instanceof Node ? child : String(child));
   }
@@ -42,15 +42,16 @@ export function patch(there, wanted) {
 }
 
 export function show(where, ...children) {
-  where.replaceChildren(...children.flat(3).filter(Boolean));
+  where.replaceChildren(...children.flat(Infinity).filter(Boolean));
 }
 
-export function table(caption, columns, rows, none = "There are none.") {
+// A caption that says no more than the heading above it is for those who cannot see.
+export function table(caption, columns, rows, none = "There are none.", headed = false) {
   if (!rows.length) return h("p", { class: "soft" }, none);
   const head = columns.map(([title, , kind]) => (title ? h("th", { scope: "col", class: kind }, title) : h("td", {})));
   const body = rows.map((row) => h("tr", {}, columns.map(([, cell, kind]) => h("td", { class: kind }, cell(row)))));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
+    h("table", {}, h("caption", { class: headed && "unseen" }, caption), h("thead", {}, h("tr", {}, head)), h("tbody", {}, body)));
 }
 
 export function link(text, ...parts) {
@@ -74,12 +75,33 @@ export function rate(value) {
 
 export function span(ms) {
   if (!ms) return "–";
-  if (ms < 1000) return `${Math.round(ms)} ms`;
+  if (ms < 1000) return `${ms < 10 && !Number.isInteger(ms) ? ms.toFixed(1) : Math.round(ms)} ms`;
   const s = ms / 1000;
   if (s < 60) return `${s.toFixed(s < 10 ? 1 : 0)} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`;
-  if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
-  return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  if (s < 3600) return two(s / 60, "min", (s % 60), "s");
+  if (s < 86400) return two(s / 3600, "h", (s % 3600) / 60, "min");
+  return two(s / 86400, "d", (s % 86400) / 3600, "h");
+}
+
+function two(most, unit, rest, part) {
+  return `${Math.floor(most)} ${unit}` + (Math.floor(rest) ? ` ${Math.floor(rest)} ${part}` : "");
+}
+
+// Settings as people say them: units are in their names.
+export function settingsTable(settings) {
+  const lines = Object.entries(settings).map(([name, value]) => [name.replace(/_ms$/, "").replaceAll("_", " "), worded(name, value)]);
+  return table("Settings", [["Setting", ([name]) => name], ["Value", ([, value]) => value, "name"]], lines, "There are none.", true);
+}
+
+function worded(name, value) {
+  if (value === null || (Array.isArray(value) && !value.length)) return "none";
+  if (Array.isArray(value)) return value.map((one) => worded("", one)).join(", ");
+  if (typeof value === "object") return Object.entries(value).map(([part, one]) => `${part.replace(/_ms$/, "").replaceAll("_", " ")} ${worded(part, one)}`).join(", ");
+  if (typeof value === "boolean") return value ? "yes" : "no";
+  if (typeof value !== "number") return String(value);
+  if (name.endsWith("_ms")) return value ? span(value) : "0";
+  if (name.endsWith("bytes")) return value ? size(value) : "0";
+  return value.toLocaleString("en-US");
 }
 
 export function size(bytes) {

@@ -1,7 +1,7 @@
 // A group: how far it is behind, who reads it, and what can be done to it.
 
 import { get, groupPath, post, query, topicPath } from "./api.js";
-import { count, field, h, link, moment, patch, rate, span, table } from "./dom.js";
+import { count, field, h, link, moment, patch, rate, settingsTable, span, table } from "./dom.js";
 
 const REFRESH_MS = 2000;
 
@@ -14,7 +14,8 @@ export async function group(page, topic, name) {
     const [groups, lag] = await Promise.all([get(topicPath(topic, "groups")), get(groupPath(topic, name, "lag"))]);
     info = groups.find((one) => one.name === name);
     if (!info || !page.current) return;
-    const lanes = info.settings.slow_lane && info.settings.slow_lane.on ? await get(groupPath(topic, name, "lanes")) : null;
+    const policy = info.settings.slow_lane;
+    const lanes = policy && (policy.failures || policy.handling_ms) ? await get(groupPath(topic, name, "lanes")) : null;
     if (page.current) patch(state.firstChild, shown(info, lag, members(groups, name), lanes));
     if (page.current && pause) pause.textContent = info.paused ? "Resume" : "Pause";
   };
@@ -52,17 +53,19 @@ function shown(info, lag, live, lanes) {
       card("Stopped keys", count(t.stopped), t.stopped ? "bad" : "")),
     h("h2", {}, "Partitions"),
     table("Behind by partition", [
-      ["Topic", (one) => one.topic, "name"], ["Partition", (one) => one.partition, "n"], ["Behind", (one) => count(one.messages), "n"],
+      ["Topic", (one) => one.topic, "name"], ["Partition", (one) => one.partition], ["Behind", (one) => count(one.messages), "n"],
       ["Oldest", (one) => span(one.oldest_age_ms), "n"], ["Unsettled", (one) => count(one.unsettled), "n"], ["Settled below", (one) => count(one.committed), "n"],
       ["End", (one) => count(one.end), "n"], ["Held by", (one) => one.holder || "–", "name"],
       ["Waits for", (one) => (one.waits_for.length ? one.waits_for.join(", ") : "–")],
-    ], lag.partitions),
+    ], [...lag.partitions].sort((one, other) => (one.topic < other.topic ? -1 : one.topic > other.topic ? 1 : one.partition - other.partition))),
     h("h2", {}, "Members"),
     table("Members", [["Member", (one) => one.name, "name"], ["Client", (one) => one.client, "name"], ["Since", (one) => moment(one.joined_at)],
-      ["Holds", (one) => lag.partitions.filter((part) => part.holder === one.name).map((part) => part.partition).join(", ") || "–"]], live, "Nobody reads it now."),
-    lanes && h("div", {}, h("h2", {}, "Slow lane"), h("p", {}, JSON.stringify(lanes))),
+      ["Holds", (one) => lag.partitions.filter((part) => part.holder === one.name).map((part) => part.partition).join(", ") || "–"]], live, "Nobody reads it now.", true),
+    lanes && h("div", {}, h("h2", {}, "Slow lane"), h("p", {}, `${count(lanes.waiting)} messages are in the lane.`),
+      table("Slow sources", [["Source", (one) => one.source, "name"], ["Slow since", (one) => moment(one.since)], ["Last failed", (one) => moment(one.failed_at)], ["Why", (one) => one.reason, "name"]],
+        lanes.sources, "No source is slow.")),
     h("h2", {}, "Settings"),
-    table("Settings", [["Setting", ([key]) => key.replaceAll("_", " ")], ["Value", ([, value]) => (typeof value === "object" ? JSON.stringify(value) : String(value)), "name"]], Object.entries(info.settings)));
+    settingsTable(info.settings));
 }
 
 // ---- reset: the preview first ----
@@ -99,7 +102,7 @@ function planned(page, topic, name, to, found, refresh, where) {
     });
   };
   return h("div", {}, h("p", {}, said),
-    table("What a reset would do", [["Partition", (one) => one.partition, "n"], ["Now", (one) => count(one.before), "n"], ["Then", (one) => count(one.after), "n"],
+    table("What a reset would do", [["Partition", (one) => one.partition], ["Now", (one) => count(one.before), "n"], ["Then", (one) => count(one.after), "n"],
       ["Once more", (one) => count(one.again), "n"], ["Passed over", (one) => count(one.skipped), "n"]], found.partitions),
     h("div", { class: "row" }, h("button", { class: "danger", onclick: act }, "Move the group …")));
 }

@@ -27,7 +27,7 @@ export function browse(page, topic, partitions) {
 
 function listed(found, find, open) {
   const rows = table(`${count(found.messages.length)} messages`, [
-    ["Partition", (one) => one.partition, "n"], ["Offset", (one) => count(one.offset), "n"], ["Time", (one) => moment(one.timestamp)],
+    ["Partition", (one) => one.partition], ["Offset", (one) => count(one.offset), "n"], ["Time", (one) => moment(one.timestamp)],
     ["Key", (one) => textOf(one.key) ?? "–", "name"], ["Size", (one) => size(one.bytes), "n"],
     ["Value", (one) => h("code", {}, textOf(one.value).slice(0, 120)), "name"],
     ["", (one) => h("button", { class: "plain", onclick: () => open(one), "aria-label": `Open ${one.partition}:${one.offset}` }, "Open")],
@@ -49,7 +49,7 @@ async function open(page, topic, one, where) {
 export function details(one) {
   const lines = [["Id", one.id], ["Time", moment(one.timestamp)], ["Key", textOf(one.key) ?? "–"], ["Size", size(one.bytes)],
     ...Object.entries(one.headers).map(([name, value]) => [`Header ${name}`, textOf(value)])];
-  return table("Message", [["Field", ([name]) => name], ["Value", ([, value]) => h("code", {}, value), "name"]], lines);
+  return table("Message", [["Field", ([name]) => name], ["Value", ([, value]) => h("code", {}, value), "name"]], lines, "", true);
 }
 
 // The value, and the ways to read it: JSON if it is some.

@@ -80,12 +80,12 @@ function topics(found) {
     const groups = topic.groups.length ? topic.groups : [null];
     return groups.map((group, at) => h("tr", {},
       h("td", { class: "name" }, at === 0 && link(topic.name, "topics", topic.name)),
-      h("td", { class: "n" }, at === 0 && rate(topic.in_per_s)),
+      h("td", { class: "n wide" }, at === 0 && rate(topic.in_per_s)),
       h("td", { class: "n wide" }, at === 0 && count(topic.messages)),
       group ? groupCells(topic, group) : h("td", { colspan: 7, class: "soft" }, "nobody reads it")));
   });
   const head = ["Topic", "In", "Kept", "Group", "Behind", "Oldest", "Out", "Members", "Dead letters", "Stopped"];
-  const wide = new Set(["Kept", "Out", "Members"]);
+  const wide = new Set(["In", "Kept", "Out", "Members"]);
   return h("div", {},
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Topics and groups" },
       h("table", {}, h("caption", {}, `${count(found.found)} topics`),

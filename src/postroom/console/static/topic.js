@@ -2,7 +2,7 @@
 
 import { charts } from "./charts.js";
 import { dataPath, get, post, query, topicPath } from "./api.js";
-import { count, field, h, link, moment, patch, rate, span, svg, table } from "./dom.js";
+import { count, field, h, link, moment, patch, rate, settingsTable, span, svg, table } from "./dom.js";
 import { browse } from "./messages.js";
 
 const REFRESH_MS = 3000;
@@ -45,35 +45,34 @@ function groupTable(topicName, groups) {
   return table("Groups", [
     ["Group", (one) => link(one.name, "topics", topicName, "groups", one.name), "name"], ["Mode", (one) => one.mode],
     ["Behind", (one) => count(one.lag), "n"], ["Oldest", (one) => span(one.lag ? one.age_ms : 0), "n"], ["Out", (one) => rate(one.out_per_s), "n"],
-    ["Members", (one) => count(one.members), "n"], ["Dead letters", (one) => count(one.dead), "n"], ["Stopped", (one) => count(one.stopped), "n"],
-  ], groups, "Nobody reads this topic.");
+    ["Members", (one) => count(one.members), "n"], ["Dead letters", (one) => (one.dead ? link(count(one.dead), "topics", topicName, "groups", one.name, "dead") : "0"), "n"],
+    ["Stopped", (one) => (one.stopped ? link(count(one.stopped), "topics", topicName, "groups", one.name, "stopped") : "0"), "n"],
+  ], groups, "Nobody reads this topic.", true);
 }
 
 function partitionTable(partitions, before, now) {
   const moved = (one) => (before && before.ends.has(one.partition) ? ((one.end - before.ends.get(one.partition)) * 1000) / (now - before.at) : 0);
   return table("Partitions", [
-    ["Partition", (one) => one.partition, "n"], ["Slots", (one) => `${one.first_slot}–${one.last_slot}`], ["Shard", (one) => one.shard],
+    ["Partition", (one) => one.partition], ["Slots", (one) => `${one.first_slot}–${one.last_slot}`], ["Shard", (one) => one.shard],
     ["In", (one) => rate(moved(one)), "n"], ["Kept", (one) => count(one.messages), "n"], ["First offset", (one) => count(one.start), "n"],
     ["End", (one) => count(one.end), "n"], ["", (one) => one.sealed && h("span", { class: "tag soft" }, "sealed")],
-  ], partitions);
+  ], partitions, "There are none.", true);
 }
 
 function settings(page, info) {
-  const lines = [["Created", moment(info.created_at)], ["Messages", count(info.messages)],
-    ...Object.entries(info.settings).map(([name, value]) => [name.replaceAll("_", " "), typeof value === "object" ? JSON.stringify(value) : String(value)])];
-  page.main.append(h("h2", {}, "Settings"), table("Settings", [["Setting", ([name]) => name], ["Value", ([, value]) => value, "name"]], lines));
+  page.main.append(h("h2", {}, "Settings"), h("p", { class: "soft" }, `Created ${moment(info.created_at)}.`), settingsTable(info.settings));
 }
 
 // ---- the route ----
 
 async function routes(page, name, may, partitions) {
-  const [route, history] = await Promise.all([get(topicPath(name, "route")), get(topicPath(name, "route", "history"))]);
+  const [route, history, shards] = await Promise.all([get(topicPath(name, "route")), get(topicPath(name, "route", "history")), page.may.shards ? get("/api/v1/shards") : []]);
   if (!page.current) return;
   const newest = history.slice(-8);
   page.main.append(h("section", { "aria-label": "Route" }, h("h2", {}, "Route"), picture(newest),
     history.length > newest.length && h("p", { class: "soft" }, `The newest ${newest.length} of ${history.length} versions.`),
     route.change && h("p", { class: "warn" }, `A ${route.change} is under way.`),
-    may.split && actions(page, name, route, partitions)));
+    may.split && actions(page, name, route, partitions, shards.filter((one) => one.state === "open"))));
 }
 
 function picture(history) {
@@ -91,17 +90,17 @@ function picture(history) {
   return svg("svg", { class: "route", viewBox: `0 0 ${WIDE} ${history.length * ROW + 4}`, role: "img", "aria-label": `Route, version ${last.version}: ${said}` }, rows);
 }
 
-function actions(page, name, route, partitions) {
+function actions(page, name, route, partitions, shards) {
   const option = (one) => h("option", { value: one.partition }, `${one.partition} (slots ${one.first_slot}–${one.last_slot})`);
   const which = h("select", {}, route.ranges.map(option));
-  const target = h("input", { size: 12, maxlength: 60 });
+  const target = h("select", {}, h("option", { value: "" }, "the emptiest"), shards.map((one) => h("option", { value: one.name }, one.name)));
   const of = () => route.ranges.find((one) => String(one.partition) === which.value);
   const kept = (one) => count((partitions.find((p) => p.partition === one.partition) || {}).messages ?? 0);
   return h("form", { onsubmit: (event) => event.preventDefault() }, field("Partition", which),
     h("button", { class: "plain", onclick: () => split(page, name, of(), kept(of())) }, "Split …"),
     h("button", { class: "plain", onclick: () => merge(page, name, route, of()) }, "Merge with the next …"),
-    page.may.shards && field("Shard", target),
-    page.may.shards && h("button", { class: "plain", onclick: () => move(page, name, of(), target.value.trim()) }, "Move …"));
+    shards.length > 1 && field("To shard", target),
+    shards.length > 1 && h("button", { class: "plain", onclick: () => move(page, name, of(), target.value) }, "Move …"));
 }
 
 async function change(page, plan, name, step, wish, question, verb) {
@@ -131,8 +130,9 @@ async function merge(page, name, route, one) {
 }
 
 async function move(page, name, one, shard) {
-  const to = shard || "the emptiest shard";
-  const plan = h("div", {}, h("p", {}, `Partition ${one.partition} on ${one.shard} takes no more messages. A new one on ${to} takes slots ${one.first_slot}–${one.last_slot}.`), h("p", {}, READS_ON));
+  if (shard === (one.shard || "first")) { page.say(`Partition ${one.partition} is on shard ${shard} already.`); return; }
+  const to = shard ? `shard ${shard}` : "the emptiest shard";
+  const plan = h("div", {}, h("p", {}, `Partition ${one.partition} on shard ${one.shard || "first"} takes no more messages. A new one on ${to} takes slots ${one.first_slot}–${one.last_slot}.`), h("p", {}, READS_ON));
   await change(page, plan, name, "move", { partition: one.partition, shard: shard || null }, `Move partition ${one.partition} of ${name} to ${to}?`, "Move");
 }
 

@@ -174,7 +174,7 @@ async def test_several_of_one_delivery_leave_each_with_its_own_number(
     clock.advance(2 * FAR)
     broker = broker_of(mq)
     (place,) = (await broker.route(RETRIES)).ranges
-    await broker._work.append(Append(place.partition_id, _batch(b"fresh")))
+    await broker._work.append([Append(place.partition_id, _batch(b"fresh"))])
     async with mq.consumer("orders", group="billing") as consumer:
         found = []
         while len(found) < 2:
@@ -200,9 +200,9 @@ async def test_a_move_that_was_cut_off_is_finished_once(mq: Connection, clock: M
         await mq.send("orders", b"%d" % turn)
         append = broker._mover._append
 
-        async def cut(one: Append, stored: bool = stored, append: object = append) -> Appended:
+        async def cut(some: list[Append], stored: bool = stored, append: object = append) -> list[Appended]:
             if stored:
-                await append(one)  # type: ignore[operator]
+                await append(some)  # type: ignore[operator]
             raise StoreUnavailable("cut off")
 
         with mock.patch.object(broker._mover, "_append", cut):
@@ -228,8 +228,8 @@ async def test_retention_may_take_some_of_a_move_that_was_cut_off(mq: Connection
     (place,) = (await mq.route("orders")).ranges
     append = broker._mover._append
 
-    async def cut(one: Append) -> Appended:
-        await append(one)
+    async def cut(some: list[Append]) -> list[Appended | BaseException]:
+        await append(some)
         raise StoreUnavailable("cut off")
 
     with mock.patch.object(broker._mover, "_append", cut):

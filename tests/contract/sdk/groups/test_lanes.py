@@ -154,10 +154,10 @@ async def test_a_flood_costs_few_transactions(mq: Connection) -> None:
     broker, appends = broker_of(mq), 0
     append = broker._mover._append
 
-    async def counted(one: Append) -> Appended:
+    async def counted(some: list[Append]) -> list[Appended | BaseException]:
         nonlocal appends
-        appends += 1
-        return await append(one)
+        appends += len(some)
+        return await append(some)
 
     with mock.patch.object(broker._mover, "_append", counted):
         async with mq.consumer("orders", group="billing") as consumer:
@@ -449,9 +449,9 @@ async def _cut_off(mq: Connection, good: int, *, stored: bool) -> None:
     broker = broker_of(mq)
     append, cuts = broker._mover._append, asyncio.Event()
 
-    async def cut(one: Append) -> Appended:
+    async def cut(some: list[Append]) -> list[Appended | BaseException]:
         if stored:
-            await append(one)
+            await append(some)
         cuts.set()
         raise StoreUnavailable("cut off")
 

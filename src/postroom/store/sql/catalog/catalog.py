@@ -405,7 +405,7 @@ class SqlCatalog:
     @contextmanager
     def _logs_of(self, tx: Transaction, partition_id: int) -> Iterator[Transaction]:
         """Where the partition's edges are: in this transaction, unless its place is another."""
-        area = area_of(self._session, partition_id)
+        area = area_of(self._session, partition_id, within=tx)
         if area is Area.LOG or area not in self._session.dialect.areas:
             yield tx
         else:

@@ -6,7 +6,7 @@ Reads see what is committed when each statement starts: rows may be swept betwee
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from ....errors import InvalidSetting, StoreError, UnknownPartition
@@ -34,11 +34,15 @@ _KNOWN = "SELECT 1 FROM postroom_partitions WHERE id = ? AND state IN ('new', 'o
 _STORAGE = "SELECT volatile, shard FROM postroom_partitions WHERE id = ?"
 
 
-def area_of(session: Session, partition_id: int) -> Area:
-    """Where a partition's log is. It never changes, so it is asked once. InvalidSetting: on another shard."""
+def area_of(session: Session, partition_id: int, within: Transaction | None = None) -> Area:
+    """Where a partition's log is. It never changes, so it is asked once. InvalidSetting: on another shard.
+
+    `within`: a transaction of the log's area that the caller has open. On SQLite a second connection would
+    read the whole schema again after each new topic, which takes the longer the more there are.
+    """
     area = session.partition_areas.get(partition_id)
     if area is None:
-        with session.read(Area.LOG) as tx:
+        with session.read(Area.LOG) if within is None else nullcontext(within) as tx:
             row = tx.one(_STORAGE, partition_id)
         if row is None:
             return Area.LOG  # it is gone, and whoever looks there will say so
