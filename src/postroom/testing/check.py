@@ -352,8 +352,9 @@ class _Repeats:
         )
 
     def _forgotten(self, earlier: _Handling, later: _Handling) -> bool:
-        """A crash forgot a hand-out: another has it after that, and its holder handles it all the same."""
-        return earlier.by != later.by and any(
+        """A crash forgot a hand-out: it is handed out again, and its holder handles it all the same. The next
+        may be the holder itself, whose ack was confirmed once the database was back."""
+        return any(
             outage.crash and outage.at <= earlier.at <= later.at <= outage.at + self._lease_ns
             for outage in self._seen.outages
         )
