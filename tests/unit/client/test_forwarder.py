@@ -121,7 +121,7 @@ async def test_rows_become_messages_once_and_in_order() -> None:
     endpoint, rows = FakeEndpoint(), Rows()
     rows.add(2500)
     async with running(endpoint, rows) as forwarder:
-        await until(lambda: not rows.rows)
+        await until(lambda: not rows.rows and forwarder.forwarded)
         rows.add(0)
         assert forwarder.forwarded == 2500
     assert exactly(endpoint, 2500)
