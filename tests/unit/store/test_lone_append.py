@@ -163,6 +163,17 @@ def test_what_cannot_be_recognised_by_its_sequence_is_left(store: SqlStore, part
     ):
         assert store.log.append_at_once([append]) is None
     assert len(read_all(store, partition)) == 2
+    assert store.log.append_at_once([]) is None
+
+
+def test_where_ids_are_remembered_nothing_is_stored_at_once(store: SqlStore, partition: int) -> None:
+    """What is remembered of them may have to be read first, and that takes its time."""
+    send(store, partition, 0, 1)
+    named = Append(partition, batch(producer=7, sequence=2), ids=bytes(16), dedup_ms=60_000)
+    assert stored(store.log.append([named])[0]).base_offset == 2
+    assert at_once(store, partition, 3) is None
+    assert at_once(store, partition, 3, 4) is None
+    assert send(store, partition, 3, 4) == [3, 4]
 
 
 def test_a_commit_that_fails_at_once_is_left_and_not_stored_twice(store: SqlStore, partition: int) -> None:

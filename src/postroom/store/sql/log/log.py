@@ -187,9 +187,12 @@ class SqlLog:
 
     def append_at_once(self, appends: Sequence[Append]) -> list[Appended | PostroomError] | None:
         session = self._session
-        areas = {session.partition_areas.get(append.partition_id) for append in appends}
-        area = areas.pop()
-        if areas or area is None or not session.dialect.quick or not all(map(_repeatable, appends)):
+        partitions = {append.partition_id for append in appends}
+        areas = {session.partition_areas.get(one) for one in partitions}
+        area = areas.pop() if len(areas) == 1 else None
+        if area is None or not session.dialect.quick or not all(map(_repeatable, appends)):
+            return None
+        if any(self._windows.kept(one) is not None for one in partitions):  # ids may have to be read
             return None
         with session.at_once():
             try:
