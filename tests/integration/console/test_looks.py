@@ -110,6 +110,14 @@ async def test_every_page_is_readable_by_day_by_night_and_on_a_phone(look: str) 
             await one.sees(text)
             if path in ("", "topics/orders"):
                 await one.page.locator("svg.chart").nth(1).wait_for()
+            if not path:
+                for chart in (
+                    "Messages a second",
+                    "Behind, in messages",
+                    "Wait for the first",
+                    "Time of a commit",
+                ):
+                    await one.sees(chart)
             if path == "topics/orders":
                 assert await one.page.locator("svg.route rect").count() == 3 + 4  # both versions of its route
             await one.shoot(f"{look}/{path.replace('/', '-') or 'overview'}", whole=True)

@@ -46,6 +46,7 @@ def test_the_story_and_its_figures(tmp_path: Path) -> None:
     assert "0 messages lost" in done.stdout and "behind" in done.stdout
     assert "40 keys, 3 changes of the route, in order: yes" in done.stdout
     assert done.stdout.count("postroom -u sqlite:///postroom-demo/demo.db") == 3
+    assert "postroom console sqlite:///postroom-demo/demo.db" in done.stdout
     how = "were not shown. Spark is not installed here: run `pip install '.[spark-local]'` in a checkout of"
     assert f"{how} Postroom, then run the demo again." in " ".join(done.stdout.split())
     figures = json.loads((tmp_path / "postroom-demo" / "figures.json").read_text())
