@@ -25,7 +25,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from celery import Celery
 
+import postroom
 from postroom.cli.root import run
 from tests.docs.pages import PAGES, Block, blocks, page_id
 from tests.docs.shown import Shown
@@ -96,6 +98,12 @@ def run_page(found: list[Block]) -> None:
                 run_python(block, shown, names, runner)
             elif block.language == "console" and block.run:
                 run_console(block)
+        for left in names.values():  # a page need not show how it ends
+            if isinstance(left, postroom.Connection):
+                runner.run(left.close())
+            elif isinstance(left, Celery):
+                left.pool.force_close_all()
+                left.close()
     shown.assert_all_reached()
 
 

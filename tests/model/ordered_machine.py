@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition
 
 from postroom.errors import GenerationChanged
-from postroom.model.delivery.delivery import NOBODY, Delivery, Kind, OrderedAsk, Settlement, Span, Stamp
+from postroom.model.delivery.delivery import (
+    NOBODY,
+    Delivery,
+    Holder,
+    Kind,
+    OrderedAsk,
+    Settlement,
+    Span,
+    Stamp,
+)
 from postroom.store.contract import Granted, Settled
 from tests.model.ordered_ledger import Ledger
 from tests.model.ordered_member import Item, Member
@@ -39,6 +48,9 @@ __all__ = ["Backend", "OrderedMachine"]
 
 MOST_MESSAGES = 40
 DEAD_PARTITION = 9
+NOBODY_HOLDS = Holder(NOBODY, "", 0)
+_QUIET_ROUNDS = (MOVER_MS + MAX_HOLD_MS) // LEASE_MS  # nothing waits longer
+_MOST_ROUNDS = 20 * MOST_MESSAGES  # suspects come one by one after each crash, until the poison is found
 
 
 class Backend(Protocol):
@@ -545,7 +557,8 @@ class OrderedMachine(RuleBasedStateMachine):
 
     def _drain(self) -> None:
         """Rounds, a lease apart, until nothing can be done any more but to restart what is stopped."""
-        for _ in range(40 + 12 * len(self.poison)):
+        quiet, before = 0, None
+        for _ in range(_MOST_ROUNDS):
             for member in self.members:
                 while self._round(member):
                     self.the_picture_is_sound()
@@ -556,7 +569,12 @@ class OrderedMachine(RuleBasedStateMachine):
             picture = self.backend.picture()
             if not self.ledger.unsettled and not picture.deliveries and not picture.lines:
                 return
+            after = replace(picture, holder=NOBODY_HOLDS), [sorted(m.hands) for m in self.members]
+            quiet, before = quiet + 1 if after == before else 0, after
+            if quiet > _QUIET_ROUNDS:
+                return
             self.backend.advance(LEASE_MS)
+        raise AssertionError("it goes on for ever")
 
     def _round(self, member: Member) -> bool:
         """Heartbeat, ask, begin, ack. Whether that brought anything."""

@@ -162,6 +162,7 @@ class SqliteDialect:
     for_update = ""  # BEGIN IMMEDIATE locks the file
 
     def __init__(self, path: Path | None, clock: Clock, limits: Limits = DEFAULTS) -> None:
+        path = path and path.absolute()  # the same file, wherever the process goes to
         self.path = path  # None: in memory
         self.one_connection = path is None
         self.clock: Clock | None = clock

@@ -219,7 +219,7 @@ class Shard:
 
     def now_ms(self) -> int | None:
         """Its clock, without asking; None: it has never answered."""
-        return None if self._opened is None else self._opened.now_ms()
+        return None if (opened := self._opened) is None else opened.now_ms()
 
     def watch(self) -> Watcher:
         return cast(Watcher, _Watching(self, self._run(lambda: self._store.watch())))
@@ -242,9 +242,9 @@ class Shard:
     @property
     def opened(self) -> SqlStore:
         """Also while it is away; StoreUnavailable if it never answered."""
-        if self._opened is None:
+        if (opened := self._opened) is None:
             raise self._error()
-        return self._opened
+        return opened
 
     @property
     def _store(self) -> SqlStore:
@@ -287,14 +287,15 @@ class Shard:
     def look_for_a_hang(self) -> None:
         """Whoever waits for long asks whether it answers at all; if not, nobody waits any longer (I15)."""
         began = min(list(self._under_way.values()), default=None)
+        opened = self._opened
         if (
             began is None
-            or self._opened is None
+            or opened is None
             or self.is_away
             or time.monotonic() - began < self._tuning.shard_slow_s
         ):
             return
-        session, answered = self._opened.session, threading.Event()
+        session, answered = opened.session, threading.Event()
 
         def ask() -> None:
             with suppress(PostroomError):
@@ -323,6 +324,8 @@ class Shard:
             try:
                 self._look()
             except PostroomError as error:
+                if self._closing.is_set():
+                    return
                 if not isinstance(error, StoreUnavailable) and str(error) != str(self._away):
                     _log.error("shard %r answers, and cannot be used: %s", shown(self.name), error)
                 self._away = error
@@ -333,9 +336,9 @@ class Shard:
                 return
 
     def _look(self) -> None:
-        if self._opened is not None:
-            self._opened.session.knock()
-            with self._opened.session.read(Area.LOG) as tx:
+        if (opened := self._opened) is not None:  # `close` may take it away meanwhile
+            opened.session.knock()
+            with opened.session.read(Area.LOG) as tx:
                 tx.one("SELECT value FROM postroom_settings WHERE name = 'uuid'")
             return
         store = self._opening()
