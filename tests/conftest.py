@@ -13,6 +13,7 @@ pytest_plugins = [
     "tests.commands",
     "tests.servers.fixtures",
     "tests.ready",
+    "tests.rerun",
     "tests.sharing",
     "tests.tiers",
     "tests.tuned",

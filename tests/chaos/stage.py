@@ -23,6 +23,7 @@ __all__ = [
     "GROUPS",
     "LONG",
     "SECONDS",
+    "arrives",
     "drained",
     "finish",
     "hire",
@@ -96,10 +97,20 @@ async def finish(mq: postroom.Connection, crew: Crew, topic: str, seconds: float
 
 
 async def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """TimeoutError: that says nothing of messages yet, and may be the machine (`tests.rerun`)."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        if time.monotonic() >= deadline:
+            raise TimeoutError(f"{what}: not within {seconds} s")
         await asyncio.sleep(0.05)
+
+
+async def arrives(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """AssertionError: what does not arrive is lost."""
+    try:
+        await until(condition, what, seconds)
+    except TimeoutError as error:
+        raise AssertionError(str(error)) from None
 
 
 async def drained(mq: postroom.Connection, topic: str, seconds: float = 60) -> None:

@@ -19,7 +19,7 @@ import postroom
 from .crew import Crew
 from .member_process import GROUP
 from .missed import missed
-from .stage import LONG, SECONDS, hire, judge, make_topic, until
+from .stage import LONG, SECONDS, arrives, hire, judge, make_topic, until
 
 _TOPIC = "orders"
 _GROUPS = {"ledger": True}
@@ -83,7 +83,7 @@ async def _heal(mq: postroom.Connection, crew: Crew) -> None:
     await until(lambda: crew.count("confirmed") > confirmed + 200, "messages flow")
     crew.dismiss("producer")
     try:
-        await until(lambda: not missed(crew, _TOPIC), "everything arrives")
+        await arrives(lambda: not missed(crew, _TOPIC), "everything arrives")
     except AssertionError as late:
         raise AssertionError(f"missed, and not told: {_summary(crew)}") from late
     await _caught_up(mq, "ledger")

@@ -26,7 +26,7 @@ from tests.ready import ready
 from tests.servers.places import HOST, free_port
 from tests.servers.server import Server
 
-from .stage import SECONDS, until
+from .stage import SECONDS, arrives, until
 
 PARTITIONS = 3
 _SOME = 60  # messages that are handled after each trouble: it is over
@@ -155,7 +155,7 @@ async def test_kafka_clients_lose_nothing_while_everything_around_them_fails(
             sending.stopped.set()
             await asyncio.to_thread(sending.join, _PATIENCE_S)
         confirmed = {event.id for event in sending.events if event.did == "confirmed"}
-        await until(lambda: troupe.handled() >= len(confirmed), "all is handled", _PATIENCE_S)
+        await arrives(lambda: troupe.handled() >= len(confirmed), "all is handled", _PATIENCE_S)
         async with postroom.connect(ground.url) as mq:
             stored = [message async for message in mq.read("orders")]
     _judge([*sending.events, *troupe.history()], stored)
