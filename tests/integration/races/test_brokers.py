@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -112,3 +112,37 @@ async def test_what_nobody_asked_for_again_is_given_back_at_once(
         assert [(lease.first, lease.last, lease.attempt) for g in reply.grants for lease in g.leases] == [
             (0, 4, 1)
         ]
+
+
+@pytest.mark.parametrize("mode", ["shared", "ordered"])
+async def test_what_is_sent_after_a_pause_stays_though_a_poll_began_before_it(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, mode) as (a, _, place):
+        first = await a.poll(ANN)
+        await a.settle("orders", "billing", [Settle("orders", place, ANN.token, (Verdict("ack", 0, 4),))])
+        looking, go_on = asyncio.Event(), threading.Event()
+        loop, bounds = asyncio.get_running_loop(), a.store.log.bounds
+
+        def slow(ids: Iterable[int]) -> object:
+            loop.call_soon_threadsafe(looking.set)
+            assert go_on.wait(LIMIT_S)
+            return bounds(ids)
+
+        ask = ANN
+        if mode == "ordered":
+            ask = replace(ANN, positions=((place, 5),), started_ms=first.started_ms)
+        with monkeypatch.context() as patch:
+            patch.setattr(a._workers, "_at_once", None)  # it is to take its time
+            patch.setattr(a.store.log, "bounds", slow)
+            polling = asyncio.create_task(a.poll(ask))
+            await asyncio.wait_for(looking.wait(), LIMIT_S)
+            await a.pause("orders", "billing", True)
+            builder = BatchBuilder()
+            builder.extend(1, [(b"k", b"later", [])])
+            await a.append("orders", place, builder.build())
+            go_on.set()
+            assert spans(await polling) == []
+        assert spans(await a.poll(ask)) == []
+        await a.pause("orders", "billing", False)
+        assert spans(await a.poll(ask)) == [(5, 5)]

@@ -114,7 +114,7 @@ class OrderedDeliveries:
             lost=tuple(p for p in held if p not in mine and p not in ended and p not in away),
             watchful=len(mine) < len(places),
         )
-        if survived and not sources[0][1].paused and request.messages and not handed.lost:
+        if survived and request.messages and not handed.lost and not self._deliveries.paused(request):
             try:
                 self._hand_out(request, places, decided, handed, now)
             except StoreError:

@@ -88,11 +88,7 @@ class Deliveries:
         return poll(request)
 
     def _poll(self, request: PollRequest, acks: PollAcks | None = None) -> Handed:
-        sources = self._catalog.sources(request.topic, request.group, lane=request.lane_messages > 0)
-        handed = Handed()
-        if sources[0][1].paused:
-            self._ack(acks)
-            return handed
+        sources, handed = self._sources(request), Handed()
         dead = self._catalog.dead_letters(request.topic, request.group)
         look = PollBudget(request, dead, request.messages, request.bytes, request.empty_handed, acks=acks)
         self._turn += not request.repeated  # begun anew in a thread, it begins where it was
@@ -115,6 +111,13 @@ class Deliveries:
         self._ack(acks)
         return handed
 
+    def paused(self, request: PollRequest) -> bool:
+        """Whether the group is paused; asked when the ends are known: what was sent after a pause stays."""
+        return self._sources(request)[0][1].paused
+
+    def _sources(self, request: PollRequest) -> list[Source]:
+        return self._catalog.sources(request.topic, request.group, lane=request.lane_messages > 0)
+
     def _ack(self, acks: PollAcks | None) -> None:
         """Store acks that no poll of their partition has stored."""
         if acks is not None and acks.outcome is None:
@@ -130,6 +133,9 @@ class Deliveries:
             pieces = tuple(piece for piece in pieces if piece.partition_id in look.request.only)
         ids = self._store.present([piece.partition_id for piece in pieces])
         bounds = self._store.log.bounds(ids)
+        if self.paused(look.request):
+            look.full = True
+            return
         peeks = self._store.progress.peek(group, ids)
         now = self._store.now_ms()
         request = look.request
