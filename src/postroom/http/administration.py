@@ -28,6 +28,7 @@ from .models import (
     AlterTopic,
     Chosen,
     ChosenStopped,
+    Convert,
     CreateGroup,
     CreateTopic,
     DelayedPage,
@@ -202,6 +203,12 @@ async def reset(who: Who, topic: str, group: str, wish: Reset) -> ResetPlan:
     """Move the group to another place. Offsets move the partitions that they name, and no others."""
     to = _position(wish.to)
     return await who.mq.reset(topic, group, to=to, force=wish.force, dry_run=wish.dry_run)
+
+
+@groups_router.post("/{group}/convert")
+async def convert(who: Who, topic: str, group: str, wish: Convert) -> ResetPlan:
+    """Make a native group one of Kafka clients, or one of theirs native; it goes on where it was."""
+    return await who.mq.convert_group(topic, group, wish.mode, force=wish.force, dry_run=wish.dry_run)
 
 
 @groups_router.get("/{group}/lag")

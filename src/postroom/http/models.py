@@ -157,6 +157,12 @@ class Reset(_In):
     dry_run: bool = Field(False, description="change nothing, and say what would be done")
 
 
+class Convert(_In):
+    mode: Literal["shared", "ordered", "kafka"]
+    force: bool = Field(False, description="give up dead letters and retries that wait")
+    dry_run: bool = Field(False, description="change nothing, and say what would be done")
+
+
 # ---- routes ----
 
 

@@ -73,6 +73,23 @@ async def test_groups(stage: Stage) -> None:
     await stage.error("GET", f"{API}{base}/billing/lag", 404)
 
 
+async def test_a_group_is_converted_and_goes_on_where_it_was(stage: Stage) -> None:
+    await stage.post("/topics", {"name": "orders", "kafka_partitions": 1}, 201)
+    for _ in range(3):
+        await stage.call("POST", f"{API}/topics/orders/messages", 202, content=b"x")
+    base = "/topics/orders/groups"
+    await stage.post(base, {"group": "billing", "start": {"0": 1}}, 201)
+    planned = await stage.post(f"{base}/billing/convert", {"mode": "kafka", "dry_run": True})
+    assert planned["dry_run"] and (await stage.get(base))[0]["settings"]["mode"] == "shared"
+    await stage.post(f"{base}/billing/convert", {"mode": "kafka"})
+    assert (await stage.get(base))[0]["settings"]["mode"] == "kafka"
+    await stage.error("POST", f"{API}{base}/billing/convert", 409, json={"mode": "kafka"})
+    await stage.post(f"{base}/billing/convert", {"mode": "ordered"})
+    assert (await stage.get(base))[0]["settings"]["mode"] == "ordered"
+    assert (await stage.get(f"{base}/billing/lag"))["total"]["messages"] == 2
+    await stage.error("POST", f"{API}{base}/nobody/convert", 404, json={"mode": "kafka"})
+
+
 async def test_routes(stage: Stage) -> None:
     await stage.post("/topics", {"name": "orders", "partitions": 1}, 201)
     base = "/topics/orders/route"
