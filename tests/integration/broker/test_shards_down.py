@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -102,6 +103,35 @@ async def test_the_rest_goes_on_and_what_waited_is_delivered(queue: Queue, serve
 
 async def _is(mq: Connection, name: str, wanted: str) -> bool:
     return await state(mq, name) == wanted
+
+
+@pytest.mark.slow("waits for a shard or a broker that fails or hangs")
+@pytest.mark.parametrize("mode", ["shared", "ordered"])
+async def test_an_ack_that_waits_for_it_holds_up_no_others(
+    queue: Queue, server: Server, mode: Literal["shared", "ordered"]
+) -> None:
+    async with orders(queue) as (mq, slots):
+        await mq.create_group("orders", "billing", mode=mode, lease=120)
+        for name in ("b", "first", "first"):
+            await mq.send("orders", name.encode(), slot=slots[name])
+        async with mq.consumer("orders", "billing") as consumer:
+            found: list[Received] = []
+            async with asyncio.timeout(LIMIT):
+                while len(found) < 3:
+                    found += await consumer.poll(wait=5)
+            (there,) = [message for message in found if message.value == b"b"]
+            server.stop()
+            waiting = asyncio.create_task(there.ack())
+            await until(lambda: _is(mq, "b", "away"))
+            async with asyncio.timeout(LIMIT):  # a lease is longer
+                for message in found:
+                    if message is not there:
+                        await message.ack()
+            assert not waiting.done()
+            server.start()
+            async with asyncio.timeout(LIMIT):
+                await waiting
+        assert (await mq.lag("orders", "billing")).total.messages == 0
 
 
 @pytest.mark.slow("waits for a shard or a broker that fails or hangs")

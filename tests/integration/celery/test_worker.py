@@ -71,12 +71,12 @@ def test_a_task_of_a_killed_worker_runs_again_and_none_is_lost(shop: Shop) -> No
 @pytest.mark.slow("waits for several leases")
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_a_task_longer_than_its_lease_runs_once(shop: Shop, pool: str) -> None:
-    shop.options["lease"] = 4  # a busy machine may keep a process from renewing it for a second or two
+    shop.options["lease"] = 6  # a busy machine may keep a process from renewing it for some seconds
     one = ("-c", "1", "--prefetch-multiplier", "1", "-P")
     with shop.worker(*one, pool), shop.worker(*one, pool, name="two"):
         shop.run("late.delay('a', 'go')")
         until(lambda: "begins a" in shop.notes())
-        shop.run("write.apply_async(('after',), countdown=10)")
+        shop.run("write.apply_async(('after',), countdown=13)")
         until(lambda: "after" in shop.notes())  # more than two leases later, by the worker that is free
         (shop.folder / "go").touch()
         until(lambda: "ends a" in shop.notes())
@@ -125,6 +125,7 @@ def test_a_rejected_task_is_a_dead_letter(shop: Shop) -> None:
 
 @pytest.mark.slow("starts and stops workers")
 def test_a_worker_that_stops_hands_back_what_it_has_not_begun(shop: Shop) -> None:
+    shop.options["lease"] = 60  # nobody waits for its end
     shop.run("""
         late.delay("a", "go")
         for n in range(5): write.delay(f"line {n}")

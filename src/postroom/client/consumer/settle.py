@@ -147,6 +147,8 @@ class _Round:
         later.others = {key: self.others.pop(key) for key in keys & self.others.keys()}
         later.runs = [run for run in self.runs if run[0].key in keys]
         self.runs = [run for run in self.runs if run[0].key not in keys]
+        if not self.runs or any(one.kind == "park" for given in later.others.values() for one in given):
+            later._done, self._done = self._done, None  # not known before that one is
         self.later = later
         return later
 
@@ -375,6 +377,8 @@ class Settler:
             except PostroomError as error:
                 if not error.retriable or self.closed or self._too_long(began):
                     raise
+                if "shard" in error.details and current is self._current_round:
+                    return SettleReply(away=tuple(parts))  # what comes behind it may be on another
                 tries += 1
                 self._failed(current, error)
                 await self._rest(pause(tries))
