@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 MOST = 3
-NEVER = ("chaos", "failover", "fuzz", "model", "simulation", "storm", "integration/races")
+NEVER = ("chaos", "failover", "fuzz", "model", "simulation", "storm", "upgrade", "integration/races")
 
 
 def refusal(failed: list[str]) -> str | None:

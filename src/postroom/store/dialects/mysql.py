@@ -122,11 +122,13 @@ class MysqlDialect(ServerDialect):
 
     def _prepare(self, connection: Any) -> None:
         limits = self._limits
+        patience = self._patience()
         with connection.cursor() as cursor:
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            # Of a whole table, too: whoever waits to change one holds up everybody who comes after (I15).
             cursor.execute(
                 f"SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
-                f"innodb_lock_wait_timeout = {max(1, limits.lock_timeout_ms // 1000)}, "
+                f"innodb_lock_wait_timeout = {patience}, lock_wait_timeout = {patience}, "
                 f"wait_timeout = {2 * limits.idle_timeout_ms // 1000}"
             )
             try:
