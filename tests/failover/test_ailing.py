@@ -82,8 +82,7 @@ def small(kind: str) -> Iterator[OnSmallDisk]:
 async def test_the_disk_of_the_database_fills_and_is_freed(
     kind: str, small: OnSmallDisk, tmp_path: Path
 ) -> None:
-    """PostgreSQL goes on by itself. MariaDB may end for it, or wait for a minute at most: whoever frees the disk
-    starts it again."""
+    """PostgreSQL goes on by itself; MariaDB may end for it, or wait for a minute, and is started again."""
     name = small.create_database()
     async with under_load(small.url(name), small.url(name), tmp_path) as load:
 
