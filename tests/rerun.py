@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 MOST = 5
-STRICT = ("chaos", "failover", "fuzz", "model", "simulation", "storm", "integration/races")
+STRICT = ("chaos", "failover", "fuzz", "model", "simulation", "storm", "upgrade", "integration/races")
 IMPATIENT = "TimeoutError: "
 
 _REASONS = pytest.StashKey[dict[str, str]]()

@@ -1,8 +1,12 @@
-"""A broker in a process of its own, to be killed, stopped and started again on the same port."""
+"""A broker in a process of its own, to be killed, stopped and started again on the same port.
+
+SIGTERM ends it in order.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 
 import postroom
 
@@ -15,6 +19,8 @@ async def serve(
     url: str, shards: dict[str, str], topic: str, journal: str, port: int, advertise: str
 ) -> None:
     """`advertise`: the address that clients are told, if it is another one."""
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     mq = await connected(url, shards)
     while True:
         try:
@@ -24,4 +30,5 @@ async def serve(
             if not error.retriable:
                 raise
         await asyncio.sleep(0.05)
-    await asyncio.Event().wait()
+    await ended.wait()
+    await mq.close()

@@ -48,6 +48,7 @@ class _Worker:
     job: _Job
     run: int
     pid: int
+    version: Path | None = None
 
     @property
     def title(self) -> str:
@@ -55,7 +56,8 @@ class _Worker:
 
 
 class Crew:
-    """Use as `with`: nothing is left running. `at_work` are those that live, by process id."""
+    """Use as `with`: nothing is left running. `at_work` are those that live, by process id. `version`:
+    where those started from now on have their modules from; None: from here."""
 
     def __init__(
         self,
@@ -65,6 +67,7 @@ class Crew:
         *,
         served: str = "",
         embedded: Collection[str] = (),
+        version: Path | None = None,
     ) -> None:
         """`served`: the address of brokers that all but the brokers themselves connect to, and those whose
         role or topic is `embedded`."""
@@ -74,13 +77,9 @@ class Crew:
         self.killed: dict[str, int] = {}
         self.outages: list[Event] = []
         self._runs = 0
-        self._nursery = subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.nursery"],
-            cwd=_ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        self._nurseries: dict[Path | None, subprocess.Popen[str]] = {}
+        self.version = version
+        self._nursery(version)
 
     # ---- life and death ----
 
@@ -126,17 +125,24 @@ class Crew:
         url, shards = (self._served, {}) if served else (self._url, self._shards)
         arguments = [url, shards, job.topic, journal, *identity, *job.arguments]
         errors = str(self._folder / f"{worker.title}.errors")
-        pid = self._ask("start", job.role, arguments, errors)
-        self.at_work[pid] = _Worker(job, self._runs, pid)
+        pid = self._ask(self.version, "start", job.role, arguments, errors)
+        self.at_work[pid] = _Worker(job, self._runs, pid, self.version)
 
     def kill(self, pid: int, *, again: bool = True) -> None:
         """-9; and start another one in its place."""
+        self._end(pid, "kill", -signal.SIGKILL, again=again)
+
+    def restart(self, pid: int) -> None:
+        """Ask a broker to end, which finishes what it has begun; then start another one in its place."""
+        self._end(pid, "stop", 0, again=True)
+
+    def _end(self, pid: int, verb: str, expected: int, *, again: bool) -> None:
         worker = self.at_work.pop(pid)
         self.killed[worker.title] = time.time_ns()
-        status = self._ask("kill", pid)
-        if status != -signal.SIGKILL:
+        status = self._ask(worker.version, verb, pid)
+        if status != expected:
             errors = (self._folder / f"{worker.title}.errors").read_text()
-            raise AssertionError(f"{worker.title} ended by itself with {status}:\n{errors}")
+            raise AssertionError(f"{worker.title} ended with {status}, not {expected}:\n{errors}")
         if again:
             self._start(worker.job)
 
@@ -174,11 +180,24 @@ class Crew:
             if worker.job.role == role:
                 self.kill(worker.pid, again=False)
 
-    def _ask(self, *order: Any) -> int:
-        assert self._nursery.stdin is not None and self._nursery.stdout is not None
-        self._nursery.stdin.write(json.dumps(order) + "\n")
-        self._nursery.stdin.flush()
-        return int(self._nursery.stdout.readline())
+    def _nursery(self, version: Path | None) -> subprocess.Popen[str]:
+        if version not in self._nurseries:
+            self._nurseries[version] = subprocess.Popen(
+                [sys.executable, "-m", "tests.chaos.nursery"],
+                cwd=_ROOT,
+                env=os.environ if version is None else {**os.environ, "PYTHONPATH": str(version)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        return self._nurseries[version]
+
+    def _ask(self, version: Path | None, *order: Any) -> int:
+        nursery = self._nursery(version)
+        assert nursery.stdin is not None and nursery.stdout is not None
+        nursery.stdin.write(json.dumps(order) + "\n")
+        nursery.stdin.flush()
+        return int(nursery.stdout.readline())
 
     def __enter__(self) -> Self:
         return self
@@ -186,10 +205,11 @@ class Crew:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._nursery.stdin is not None and self._nursery.stdout is not None
-        self._nursery.stdin.close()
-        self._nursery.wait(timeout=30)
-        self._nursery.stdout.close()
+        for nursery in self._nurseries.values():
+            assert nursery.stdin is not None and nursery.stdout is not None
+            nursery.stdin.close()
+            nursery.wait(timeout=30)
+            nursery.stdout.close()
 
     # ---- what they left ----
 

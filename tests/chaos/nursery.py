@@ -3,8 +3,9 @@
     python -m tests.chaos.nursery
 
 Talks in lines of JSON on its standard input and output: `["start", role, arguments, errors]` is answered by
-the process's id, `["kill", id]` by how the process ended. It kills all of them when its input ends, and so
-when whoever started it is gone. It never connects to anything itself: a fork begins with clean hands.
+the process's id, `["kill", id]` and `["stop", id]` by how the process ended. It kills all of them when its
+input ends, and so when whoever started it is gone. It never connects to anything itself: a fork begins with
+clean hands.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -61,15 +63,16 @@ def _start(role: str, arguments: list[Any], errors: str) -> int:
         os._exit(status)
 
 
-def _kill(child: int) -> int:
-    """How it ended: minus the signal, or its exit code if it had ended before."""
-    os.kill(child, signal.SIGKILL)
+def _end(child: int, by: signal.Signals = signal.SIGKILL) -> int:
+    """How it ended: minus the signal, or its exit code if it ended by itself."""
+    os.kill(child, by)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def main() -> None:
     for name in _LATE:
-        import_module(f"postroom.{name}")
+        with suppress(ModuleNotFoundError):  # another version has it elsewhere
+            import_module(f"postroom.{name}")
     children: set[int] = set()
     while line := sys.stdin.readline():
         verb, *rest = json.loads(line)
@@ -78,10 +81,10 @@ def main() -> None:
             children.add(answer)
         else:
             children.discard(rest[0])
-            answer = _kill(rest[0])
+            answer = _end(rest[0], signal.SIGKILL if verb == "kill" else signal.SIGTERM)
         print(answer, flush=True)
     for child in children:
-        _kill(child)
+        _end(child)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ __all__ = [
     "judge",
     "kill_at_random",
     "make_topic",
+    "recovered",
     "until",
     "verdict",
 ]
@@ -111,6 +112,23 @@ async def arrives(condition: Callable[[], bool], what: str, seconds: float = 60)
         await until(condition, what, seconds)
     except TimeoutError as error:
         raise AssertionError(str(error)) from None
+
+
+async def recovered(crew: Crew, what: str, since: float) -> None:
+    """Everybody is at work again: all of them settle, and all of them send."""
+    before = {role: crew.notes(role, verb) for role, verb in _WORK.items()}
+
+    def at_work() -> bool:
+        return all(
+            all(count > before[role].get(pid, 0) for pid, count in crew.notes(role, verb).items())
+            for role, verb in _WORK.items()
+        )
+
+    await until(at_work, f"work goes on after {what}")
+    print(f"{what}: all at work again after {time.monotonic() - since:.2f} s")
+
+
+_WORK = {"producer": "confirmed", "consumer": "settled"}
 
 
 async def drained(mq: postroom.Connection, topic: str, seconds: float = 60) -> None:

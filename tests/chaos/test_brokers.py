@@ -23,7 +23,7 @@ from tests.servers.places import free_port
 from tests.servers.server import Server
 
 from .crew import Crew
-from .stage import LONG, SECONDS, finish, hire, judge, make_topic, until
+from .stage import LONG, SECONDS, finish, hire, judge, make_topic, recovered
 
 _STOPPED_S = 20.0 if LONG else 8.0  # longer than it takes clients to notice
 _LEASE_S = 20  # and longer than that, so that nothing is handed to others meanwhile
@@ -44,23 +44,6 @@ async def served(url: str, tmp_path: Path) -> AsyncIterator[tuple[Crew, postroom
             await finish(mq, crew, "orders")
             crew.dismiss("broker")
             await judge(mq, crew, "orders")
-
-
-async def recovered(crew: Crew, what: str, since: float) -> None:
-    """Everybody is at work again: all of them settle, and all of them send."""
-    before = {role: crew.notes(role, verb) for role, verb in _WORK.items()}
-
-    def at_work() -> bool:
-        return all(
-            all(count > before[role].get(pid, 0) for pid, count in crew.notes(role, verb).items())
-            for role, verb in _WORK.items()
-        )
-
-    await until(at_work, f"work goes on after {what}")
-    print(f"{what}: all at work again after {time.monotonic() - since:.2f} s")
-
-
-_WORK = {"producer": "confirmed", "consumer": "settled"}
 
 
 async def kill_one(crew: Crew) -> None:

@@ -12,16 +12,23 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
 
 import postroom
 from postroom.errors import StoreCorrupt, StoreUnavailable
+from postroom.model.delivery.delivery import OrderedAsk
+from postroom.model.policy.settings import GroupSettings, TopicSettings
+from postroom.store import SqlStore
 from postroom.testing.check import Event
+from postroom.testing.store_contract.harness import append, batch, partitions
 from tests.chaos.crew import Crew
-from tests.chaos.stage import finish, hire, judge, make_topic, until
+from tests.chaos.stage import finish, hire, judge, make_topic
+from tests.chaos.stage import until as until_async
+from tests.integration.races.interleaving import until
+from tests.ready import opened
 
 from .pairs import MariaPair, Pair, PostgresPair
 
@@ -64,7 +71,7 @@ async def test_nothing_that_was_confirmed_is_lost_with_synchronous_replication(
 
 async def _at_work(crew: Crew) -> None:
     sent, settled = crew.count("confirmed"), crew.count("settled")
-    await until(
+    await until_async(
         lambda: crew.count("confirmed") > sent + 10 and crew.count("settled") > settled + 20, "work goes on"
     )
 
@@ -89,6 +96,43 @@ async def test_what_an_asynchronous_standby_lacks_is_noticed_and_nothing_is_stor
     async with postroom.connect(pair.url) as mq:  # somebody has accepted the loss
         assert [message.value async for message in mq.read("orders")] == [b"kept", b"kept too"]
         await mq.send("orders", b"next", key="k")
+
+
+def test_no_takeover_for_one_lease_after_a_failover() -> None:
+    """I8: the holder has renewed its lease, and the standby, started long ago, has not heard of it."""
+    with ExitStack() as stack:
+        pair = PostgresPair(stack)
+        opened(pair.url, make_tables=True).close()
+        store, other = (stack.enter_context(closing(opened(pair.url))) for _ in range(2))
+        (place,) = partitions(store.catalog.create_topic("orders", TopicSettings(), 1))
+        append(store, place, batch(4))
+        settings = GroupSettings(mode="ordered", lease_ms=_LEASE_MS)
+        group = store.catalog.create_group("orders", "line", settings)
+
+        def holds(token: int, through: SqlStore) -> bool:
+            wish = OrderedAsk(f"m{token}", token, 4, 4)
+            with suppress(StoreUnavailable):  # until the address leads to the standby
+                through.progress.started_ms()  # as brokers do for each poll
+                return bool(through.progress.poll_ordered(group, place, wish).deliveries)
+            return False
+
+        def until_ms() -> int:
+            return store.progress.peek(group, [place])[place].holder.until
+
+        assert holds(1, store) and not holds(2, other)
+        pair.confirm()  # the standby has all of this
+        known = until_ms()
+        pair.link.deaf()
+        until(lambda: store.now_ms() > known - _LEASE_MS // 2)
+        store.progress.poll_ordered(group, place, OrderedAsk("m1", 1, 4, 4))
+        renewed = until_ms()
+        pair.fail_over()
+        until(lambda: holds(2, other))
+        taken = other.now_ms()
+        assert known < renewed <= taken, f"taken {renewed - taken} ms before the lease ended"
+
+
+_LEASE_MS = 6_000  # longer than a failover takes, so that it has not ended by then
 
 
 async def _answered(ask: Callable[[], Awaitable[object]]) -> None:

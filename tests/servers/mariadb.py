@@ -116,6 +116,11 @@ class MariaServer(Server):
             host=HOST, port=port or self.port, user=user, password=self.password, database=database
         )
 
+    def take_writes(self, on: bool) -> None:
+        """Or refuse those of anybody but an administrator from now on."""
+        with self._administer() as cursor:
+            cursor.execute(f"SET GLOBAL read_only = {'OFF' if on else 'ON'}")
+
     @contextmanager
     def _administer(self) -> Iterator[Any]:
         with closing(self.connect("mysql", admin=True)) as connection, connection.cursor() as cursor:

@@ -1,18 +1,20 @@
-"""A PgBouncer in front of a PostgreSQL server, in transaction mode: what many operators put there.
+"""A PgBouncer in front of a PostgreSQL server: what many operators put there.
 
-A connection to it is nobody's session: each transaction may run on another connection to the server.
+In transaction mode, its usual one here, a connection to it is nobody's session: each transaction may run on
+another connection to the server. `lead_to(server)` has it connect to another one from now on.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from .binaries import find_pgbouncer
 from .places import HOST, account, base_folder, free_port
@@ -31,31 +33,46 @@ listen_port = {port}
 unix_socket_dir =
 auth_type = scram-sha-256
 auth_file = {folder}/users
-pool_mode = transaction
+pool_mode = {mode}
 default_pool_size = {pool}
 max_client_conn = 200
+server_login_retry = 1
 logfile = {folder}/log
 """
 
 
 class PgBouncer:
-    def __init__(self, server: PostgresServer, *, pool: int = 3) -> None:
+    def __init__(
+        self,
+        server: PostgresServer,
+        *,
+        mode: Literal["session", "transaction"] = "transaction",
+        pool: int = 3,
+    ) -> None:
         self._program = find_pgbouncer()
-        self._server = server
+        self._server, self._mode, self._pool = server, mode, pool
         self.port = free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="postroom-pgbouncer-", dir=base_folder()))
         self._watchdog = Watchdog(self.folder, "INT")
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            self._write(pool)
+            self._write()
             self._start()
         except BaseException:
             self.close()
             raise
 
     def url(self, database: str) -> str:
-        """As the SDK wants it: told that there is a pool in between."""
-        return f"{self._server.url(database, port=self.port)}?pgbouncer=1"
+        """As the SDK wants it: told that there is a pool in between, if its sessions are nobody's."""
+        told = "?pgbouncer=1" if self._mode == "transaction" else ""
+        return f"{self._server.url(database, port=self.port)}{told}"
+
+    def lead_to(self, server: PostgresServer) -> None:
+        """As an operator does after a failover: another address in its settings, which it reads again."""
+        assert self._process is not None
+        self._server = server
+        self._write()
+        self._process.send_signal(signal.SIGHUP)
 
     def close(self) -> None:
         """May be called twice."""
@@ -76,9 +93,11 @@ class PgBouncer:
 
     # --- inside ---------------------------------------------------------------------------------------
 
-    def _write(self, pool: int) -> None:
+    def _write(self) -> None:
         places = {"host": HOST, "port": self.port, "target": self._server.port, "folder": self.folder}
-        (self.folder / "pgbouncer.ini").write_text(_SETTINGS.format(pool=pool, **places))
+        (self.folder / "pgbouncer.ini").write_text(
+            _SETTINGS.format(pool=self._pool, mode=self._mode, **places)
+        )
         (self.folder / "users").write_text(f'"{self._server.user}" "{self._server.password}"\n')
 
     def _start(self) -> None:

@@ -95,6 +95,13 @@ class PostgresServer(Server):
     ) -> psycopg.Connection[tuple[Any, ...]]:
         return psycopg.connect(self.url(database, port=port, admin=admin))
 
+    def take_writes(self, on: bool) -> None:
+        """Or refuse them from now on, also in sessions that are open."""
+        with self._administer() as connection:
+            connection.execute("SET default_transaction_read_only = off")
+            connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {'off' if on else 'on'}")
+            connection.execute("SELECT pg_reload_conf()")
+
     @contextmanager
     def _administer(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         with self.connect("postgres", admin=True) as connection:

@@ -16,10 +16,20 @@ from .dialects.sqlite import SqliteDialect
 from .dialects.sqlite_clock import read_pace
 from .sql.brokers import SqlDuties
 from .sql.identity import check, check_alone, check_pair
-from .sql.schema import VERSION, check_schema, migrate, refuse_former, script, statements, version_of
+from .sql.schema import (
+    ROLLING_SINCE,
+    VERSION,
+    check_schema,
+    migrate,
+    refuse_former,
+    script,
+    statements,
+    version_of,
+)
 from .sql.session import Area, Row, Session
 
 __all__ = [
+    "ROLLING_SINCE",
     "VERSION",
     "Area",
     "Row",

@@ -18,7 +18,7 @@ from postroom.store import open_sqlite
 from postroom.store.contract import Bounds
 from postroom.store.dialects.sqlite import SqliteDialect
 from postroom.store.sql import schema
-from postroom.store.sql.schema import MIGRATIONS, VERSION, migrate, version_of
+from postroom.store.sql.schema import MIGRATIONS, ROLLING_SINCE, VERSION, migrate, version_of
 from postroom.store.sql.session import Area, Session
 from postroom.testing.store_contract.harness import (
     MovableClock,
@@ -85,6 +85,16 @@ def versions(path: Path) -> dict[Area, int]:
 
 def test_migrations_are_numbered_without_gaps() -> None:
     assert list(MIGRATIONS) == list(range(1, VERSION + 1))
+
+
+def test_what_came_since_only_adds_so_that_older_programs_go_on() -> None:
+    """Else the upgrade is not a rolling one any more, which users are promised: see `tests.upgrade`."""
+    adds = re.compile(
+        r"CREATE TABLE |CREATE INDEX |ALTER TABLE \w+ ADD COLUMN \w+ [\w()]+( NOT NULL DEFAULT \S+)?$"
+    )
+    for number in range(ROLLING_SINCE + 1, VERSION + 1):
+        for statement in (s for statements in MIGRATIONS[number].values() for s in statements):
+            assert adds.match(statement), f"migration {number}: {statement}"
 
 
 @pytest.mark.parametrize("version", EVERY)

@@ -82,7 +82,7 @@ def _check(run: Run, session: Session) -> bool:
 
 
 def _print(run: Run, session: Session) -> None:
-    from ...store.admin import VERSION, script
+    from ...store.admin import ROLLING_SINCE, VERSION, script
 
     have, _ = _state(session)
     found = [] if run.address.path is not None else [_tidy(statement) for statement in script(session)]
@@ -94,9 +94,8 @@ def _print(run: Run, session: Session) -> None:
     elif not found:
         typer.echo(f"-- {run.shown} is up to date: schema version {have}")
     else:
-        typer.echo(
-            f"-- {run.shown}: from schema version {have} to {VERSION}. Stop Postroom, run all of it once."
-        )
+        what = "Run all of it once" if have >= ROLLING_SINCE else "Stop Postroom, run all of it once"
+        typer.echo(f"-- {run.shown}: from schema version {have} to {VERSION}. {what}.")
     for statement in found:
         typer.echo(f"{statement};")
 

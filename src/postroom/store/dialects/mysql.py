@@ -11,6 +11,7 @@ migration's statement may be found done. Nobody is woken here: waiters look, les
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
@@ -40,6 +41,7 @@ _DENIED = (1044, 1045, 1142, 1143, 1227, 1370, 1410, 1698, 2059, 2061)
 _NO_DATABASE = 1049
 _READ_ONLY = (1290, 1792, 1836)
 _FULL = (1021, 1026, 1114, 1041, 1037)
+_NO_SPACE = re.compile(r"(?:Errcode|errno|error)[: ]+28\b", re.IGNORECASE)  # other codes say what for it was
 _CROWDED = (1040, 1203, 1226)
 _BUSY = (1020, 1062, 1205, 1213, 1317, 1969, 3024)
 _SPOILT = (126, 127, 1034, 1194, 1195, 1712)
@@ -122,11 +124,13 @@ class MysqlDialect(ServerDialect):
 
     def _prepare(self, connection: Any) -> None:
         limits = self._limits
+        patience = self._patience()
         with connection.cursor() as cursor:
             cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            # Of a whole table, too: whoever waits to change one holds up everybody who comes after (I15).
             cursor.execute(
                 f"SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
-                f"innodb_lock_wait_timeout = {max(1, limits.lock_timeout_ms // 1000)}, "
+                f"innodb_lock_wait_timeout = {patience}, lock_wait_timeout = {patience}, "
                 f"wait_timeout = {2 * limits.idle_timeout_ms // 1000}"
             )
             try:
@@ -379,7 +383,7 @@ class MysqlDialect(ServerDialect):
             return self._no_database(said, code=code)
         if code in _READ_ONLY:
             return self._read_only()
-        if code in _FULL:
+        if code in _FULL or _NO_SPACE.search(said):
             return self._full(said)
         if code in _CROWDED:
             return self._crowded(said, "max_connections, max_user_connections", code=code)

@@ -263,6 +263,8 @@ class PostgresDialect(ServerDialect):
         self._bouncer = pgbouncer
         self.commits_lone = not pgbouncer  # whose sessions are set to flush
         self._notifier = Notifier(self._plain, self.tuning)
+        self._server_start: int | None = None  # of the server that was last met
+        self._moved_ms = 0  # the server's time when another one was met; 0: never
         self._ending = threading.Lock()
         self._ended_at = 0.0  # by the monotonic clock
 
@@ -478,7 +480,14 @@ class PostgresDialect(ServerDialect):
         known: int | None = getattr(connection, "postroom_started", None)
         if known is None or self._bouncer:  # who may have another server behind it by now
             known = connection.postroom_started = int(self.ask(connection, _STARTED, ()).fetchone()[0])
+            if self._server_start not in (None, known):
+                self._moved_ms = self.now_ms(connection)
+            self._server_start = known
         return known
+
+    def stepped_ms(self) -> int:
+        """Or when another server was met: a standby that took over was started long before that (I8)."""
+        return max(super().stepped_ms(), self._moved_ms)
 
     # ---- schema ----
 

@@ -225,7 +225,9 @@ class ServerDialect(ABC):
 
     def _full(self, said: str) -> StoreFull:
         return StoreFull(
-            f"{self.shown} has no space left ({said}): free some, then try again; nothing was stored"
+            f"{self.shown} has no space left ({said}): free some, then try again; nothing was stored",
+            _served="the database of this queue has no space left, and nothing was stored: ask the operator "
+            "of the brokers to free some, then try again",
         )
 
 

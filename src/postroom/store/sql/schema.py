@@ -18,6 +18,7 @@ from .session import Area, Dialect, Session, Transaction
 
 __all__ = [
     "MIGRATIONS",
+    "ROLLING_SINCE",
     "VERSION",
     "check_schema",
     "create_log",
@@ -438,6 +439,8 @@ MIGRATIONS: dict[int, dict[Area, Statements]] = {
     13: {Area.LOG: _13_LOG, Area.PROGRESS: _13_PROGRESS},
 }
 VERSION = max(MIGRATIONS)
+# Programs of this version and newer ones go on while their tables are brought up to date, and after it:
+ROLLING_SINCE = 8  # what came since only adds tables, indexes, and columns that have a default
 
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS postroom_schema "
@@ -447,10 +450,7 @@ _NOTE = "INSERT INTO postroom_schema (version, applied_at) VALUES (?, ?)"
 
 
 def migrate(session: Session) -> None:
-    """Bring every place to this version. Many processes may do so at once.
-
-    Nothing is changed if any of them is newer than this program.
-    """
+    """Bring every place to this version, if none is newer than that. Many processes may do so at once."""
     places = session.dialect.areas
     behind = [area for area in places if version_of(session, area) < VERSION]
     for area in behind:

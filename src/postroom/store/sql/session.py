@@ -151,7 +151,8 @@ class Dialect(Protocol):
         """After StoreFull: whether it is worth another try; `emptying`: to delete something."""
 
     def stepped_ms(self) -> int:
-        """The shard's time when it was last seen that its clock was set; 0: never, as far as known here."""
+        """The shard's time when it was last seen that its clock was set, or that another server took over; 0:
+        never, as far as known here."""
 
     def has_table(self, tx: Transaction, name: str) -> bool: ...
 

@@ -240,8 +240,8 @@ class Locked:
     def safe_from(self, lease_ms: int) -> int:
         """No lease that has ended is taken from its holder before then.
 
-        A start of the database may have lost renewals (I8), and its clock may have been set (I26): whoever
-        lives renews within a lease.
+        A start of the database, or a failover, may have lost renewals (I8), and its clock may have been set
+        (I26): whoever lives renews within a lease.
         """
         moments = (self._tx.started_ms(), self._tx.dialect.stepped_ms())
         return max((one for one in moments if one <= self.now), default=0) + lease_ms  # else it was set back
