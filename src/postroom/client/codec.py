@@ -169,15 +169,14 @@ def _pack_plain(messages: Sequence[Any]) -> Packed | None:
     None, or an error: one of them has more, or something wrong. `_pack_any` knows what to do then.
     """
     entries: list[Entry] = []
-    ids: list[str | None] = []
-    add, none, total, keyed, named = entries.append, _NONE, 0, False, False
+    ids: list[str | None] = []  # up to the last that was given
+    add, total, keyed = entries.append, 0, False
     limit, longest = DEFAULTS.max_message_bytes, DEFAULTS.max_key_bytes
     for m in messages:
         if type(m) is not Message:
             if isinstance(m, Message):
                 return None
             m = Message(m)
-        value, key, id, headers = m.value, m.key, m.id, none
         if (
             m.source is not None
             or m.expires is not None
@@ -186,31 +185,38 @@ def _pack_plain(messages: Sequence[Any]) -> Packed | None:
             or m.at is not None
         ):
             return None
+        value, key, headers = m.value, m.key, _NONE
         if type(value) is not bytes:
             value = _as_value(value)
         size = len(value)
         if key is not None:
-            if type(key) is str:
+            if type(key) is not bytes:
+                if type(key) is not str:
+                    return None
                 key = key.encode()
-            if type(key) is not bytes or len(key) > longest:
+            length = len(key)
+            if length > longest:
                 return None
-            size += len(key)
+            size += length
             keyed = True
         if m.headers:
             headers = _user_headers(m.headers)
             size += sum([len(name) + len(content or b"") for name, content in headers])
-        if id is not None:
-            if type(id) is not str or not 0 < len(id) <= longest:
+        if m.id is not None:
+            if type(m.id) is not str or not 0 < len(m.id) <= longest:
                 return None
-            text = id.encode()
+            text = m.id.encode()
             size += _ID_SIZE + len(text)
-            headers, named = [*headers, (_ID, text)], True
+            headers = [*headers, (_ID, text)]
+            ids += [None] * (len(entries) - len(ids))
+            ids.append(m.id)
         if size > limit:
             return None
         total += size
-        ids.append(id)
         add((key, value, headers))
-    return Packed(entries, total, ids=ids if named else None, keyed=keyed)
+    if ids:
+        ids += [None] * (len(entries) - len(ids))
+    return Packed(entries, total, ids=ids or None, keyed=keyed)
 
 
 def _pack_any(messages: Iterable[object], now_ms: int, due: int, slot: int | None) -> Packed:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import cast
@@ -27,7 +27,7 @@ from ...backoff import ROUTE, SOON
 from ...config import DEFAULTS, ClientTuning
 from ...endpoint.endpoint import Endpoint
 from ...errors import ClosedError, PostroomError, SendTimeout
-from ...model.messages.slot import slot_of, slots_of
+from ...model.messages.slot import deal, slot_of
 from ...model.topology.route import Range, Route
 from ...tasks import SharedTask, end
 from .accumulator import Accumulator, Batching
@@ -297,19 +297,23 @@ class Router:
         if self._gone or self._behind or None in keys:
             self._place_apart(parcel, keys)
             return
-        targets, take = [], list[Callable[[int], None]]()  # what takes a message of each slot
+        targets: list[tuple[Accumulator, list[int]]] = []
+        piles: list[list[int]] = []  # the messages of each slot: those of a partition are together
         for piece in self._ranges:
             chosen: list[int] = []
             targets.append((self._by_slot[piece.first_slot], chosen))
-            take += [chosen.append] * (piece.last_slot - piece.first_slot + 1)
-        for at, slot in enumerate(self._slots(cast("list[bytes]", keys))):
-            take[slot](at)
+            piles += [chosen] * (piece.last_slot - piece.first_slot + 1)
+        self._deal(cast("list[bytes]", keys), piles)
         there = [target for target in targets if target[1]]
         for (target, _), part in zip(there, parcel.divide([chosen for _, chosen in there]), strict=True):
             self._add(target, part)
 
-    def _slots(self, keys: list[bytes]) -> Iterable[int]:
-        return slots_of(keys) if self._slot_of is slot_of else map(self._slot_of, keys)
+    def _deal(self, keys: list[bytes], piles: list[list[int]]) -> None:
+        if self._slot_of is slot_of:
+            deal(keys, piles)
+            return
+        for at, slot in enumerate(map(self._slot_of, keys)):
+            piles[slot].append(at)
 
     def _place_apart(self, parcel: Parcel, keys: list[bytes | None]) -> None:
         """Some have no key, or some slots may be held."""

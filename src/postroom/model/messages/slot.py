@@ -10,12 +10,12 @@ sequential 8-byte integers all fell into one half of the slots, so that half of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from zlib import crc32
 
 from ...config import SLOTS
 
-__all__ = ["TEST_VECTORS", "slot_of", "slots_of"]
+__all__ = ["TEST_VECTORS", "deal", "slot_of", "slots_of"]
 
 
 _GOLDEN = 2654435769
@@ -30,6 +30,13 @@ def slots_of(keys: Iterable[bytes]) -> list[int]:
     """The slot of each key, in half the time that `slot_of` takes for one after the other."""
     golden, mask, shift = _GOLDEN, 0xFFFFFFFF, _SHIFT
     return [(crc * golden & mask) >> shift for crc in map(crc32, keys)]
+
+
+def deal(keys: Iterable[bytes], piles: Sequence[list[int]]) -> None:
+    """Put the index of each key on the pile of its slot."""
+    golden, mask, shift = _GOLDEN, 0xFFFFFFFF, _SHIFT
+    for at, key in enumerate(keys):
+        piles[(crc32(key) * golden & mask) >> shift].append(at)
 
 
 TEST_VECTORS: tuple[tuple[bytes, int], ...] = (

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.config import SLOTS
-from postroom.model.messages.slot import TEST_VECTORS, slot_of, slots_of
+from postroom.model.messages.slot import TEST_VECTORS, deal, slot_of, slots_of
 
 
 def bitwise_crc32(data: bytes) -> int:
@@ -42,6 +42,13 @@ def test_slot_is_what_the_docs_say(key: bytes) -> None:
 @given(st.lists(st.binary(max_size=100)))
 def test_slots_of_many_are_those_of_each(keys: list[bytes]) -> None:
     assert slots_of(keys) == [slot_of(key) for key in keys]
+
+
+@given(st.lists(st.binary(max_size=100)))
+def test_keys_are_dealt_to_their_slots(keys: list[bytes]) -> None:
+    piles: list[list[int]] = [[] for _ in range(SLOTS)]
+    deal(keys, piles)
+    assert piles == [[at for at, key in enumerate(keys) if slot_of(key) == slot] for slot in range(SLOTS)]
 
 
 @pytest.mark.parametrize("partitions", [2, 3, 4, 8])
