@@ -263,8 +263,7 @@ class PostgresDialect(ServerDialect):
         self._bouncer = pgbouncer
         self.commits_lone = not pgbouncer  # whose sessions are set to flush
         self._notifier = Notifier(self._plain, self.tuning)
-        self._server_start: int | None = None  # of the server that was last met
-        self._moved_ms = 0  # the server's time when another one was met; 0: never
+        self._server_start = self._met_ms = self._moved_ms = 0  # of the server; met last; another took over
         self._ending = threading.Lock()
         self._ended_at = 0.0  # by the monotonic clock
 
@@ -480,13 +479,14 @@ class PostgresDialect(ServerDialect):
         known: int | None = getattr(connection, "postroom_started", None)
         if known is None or self._bouncer:  # who may have another server behind it by now
             known = connection.postroom_started = int(self.ask(connection, _STARTED, ()).fetchone()[0])
-            if self._server_start not in (None, known):
+            if self._server_start not in (0, known) and known < self._met_ms:  # else it was started again
                 self._moved_ms = self.now_ms(connection)
             self._server_start = known
+        self._met_ms = self._time.now_ms() or 0
         return known
 
     def stepped_ms(self) -> int:
-        """Or when another server was met: a standby that took over was started long before that (I8)."""
+        """Or when another server took over: it was started before that, and may lack renewals (I8)."""
         return max(super().stepped_ms(), self._moved_ms)
 
     # ---- schema ----
