@@ -210,7 +210,7 @@ BREAKS = {
         "I3",
         "a batch may come before the one before it",
         _gaps_are_let_through,
-        "post, glitch|failing|reply|commit",
+        "post|stream, glitch|failing|reply|commit",
     ),
     "reroute": Break(
         "I4",
@@ -266,7 +266,7 @@ BREAKS = {
         "I14",
         "every expiry counts as an attempt, for all messages",
         _expiries_count,
-        "kill|pause|cut",
+        "poison|kill|pause|cut",
     ),
     "clock": Break("I16, I26", "leases count by the wall clock", _wall_clock_counts, "clock"),
     "control": Break(

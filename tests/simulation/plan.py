@@ -32,7 +32,7 @@ class Sender:
     name: str
     messages: int
     keys: int  # 0: without any
-    way: str  # send, many, post, ids, staged
+    way: str  # send, many, post, stream, ids, staged
     pause_s: float
     delay_s: float  # some are due up to this much later; 0: none
 
@@ -59,6 +59,7 @@ class Plan:
     slow_s: float  # of the network
     flush_s: float
     max_attempts: int = 8
+    poison: float = 0.0  # of messages kill whoever handles them
 
     @property
     def kinds(self) -> list[str]:
@@ -74,6 +75,7 @@ class Plan:
         found += ["delayed"] if any(sender.delay_s for sender in self.senders) else []
         found += ["route changes"] if self.changes else []
         found += ["bad messages"] if self.bad else []
+        found += ["poison"] if self.poison else []
         return sorted({one for one in found if one})
 
     @property
@@ -97,6 +99,7 @@ _SERVED = (
     "failing", "full", "slow", "glitch", "glitch",
 )  # fmt: skip
 _UNSURE = ("kill", "commit", "commit", "cut", "pause")  # a sender does not know what became of a message
+_ONE_OF_MANY = ("glitch", "glitch", "reply", "commit")  # a batch fails, and those behind it do not
 
 
 def plan_of(seed: int) -> Plan:
@@ -107,8 +110,8 @@ def drawn(draw: random.Random) -> Plan:
     served = draw.choice((0, 0, 0, 1, 1, 2))
     senders = tuple(_sender(draw, number) for number in range(draw.choice((1, 1, 1, 2))))
     again = any(sender.way == "ids" for sender in senders)  # some is sent again under its id
-    kinds = _UNSURE if again and draw.random() < 0.5 else _SERVED if served else _EMBEDDED
-    faults, bad = _faults(draw, kinds), draw.choice((0.0, 0.0, 0.1, 0.4))
+    faults = _faults(draw, _kinds(draw, senders, served))
+    bad, poison = draw.choice(((0.0, 0.0), (0.0, 0.0), (0.0, 0.3), (0.1, 0.0), (0.4, 0.0)))
     return Plan(
         served=served,
         machines=draw.choice((1, 2)),
@@ -122,8 +125,20 @@ def drawn(draw: random.Random) -> Plan:
         slow_s=draw.choice((0.0001, 0.002, 0.02)),
         flush_s=draw.choice((0.0002, 0.002, 0.01)),
         # one more than a message can expire while it is held alone: no innocent may be a dead letter
-        max_attempts=max(1, len(faults)) + (_FAILS if bad else 0),
+        max_attempts=max(1, len(faults) + (poison > 0)) + (_FAILS if bad else 0),
+        poison=poison,
     )
+
+
+def _kinds(draw: random.Random, senders: tuple[Sender, ...], served: int) -> tuple[str, ...]:
+    """The faults that may come; half of the time those that harm most who takes part."""
+    ways = {sender.way for sender in senders}
+    if draw.random() < 0.5:
+        if "ids" in ways:
+            return _UNSURE
+        if "stream" in ways:
+            return _ONE_OF_MANY
+    return _SERVED if served else _EMBEDDED
 
 
 _MODES = (
@@ -148,7 +163,7 @@ def _groups(draw: random.Random) -> tuple[Group, ...]:
 
 
 def _sender(draw: random.Random, number: int) -> Sender:
-    way = draw.choice(("send", "many", "many", "post", "post", "ids", "staged"))
+    way = draw.choice(("send", "many", "many", "post", "stream", "stream", "ids", "staged"))
     return Sender(
         name=f"p{number}",
         messages=draw.randint(2, 9),

@@ -39,6 +39,7 @@ class Notes:
     staged: dict[tuple[str, int], list[postroom.Message]] = field(default_factory=dict)  # by sender and batch
     ready: bool = False  # the topic and its groups are made
     mended: bool = False  # what failed again and again does not any more
+    die: Callable[[str], None] = lambda me: None  # the process of this name is killed
 
     def note(self, did: Did, by: str = "", id: str = "", **more: Any) -> None:
         self.events.append(Event(self.world.now_ns, did, by, id, topic=TOPIC, **more))
@@ -90,7 +91,8 @@ class _Sending:
 
     async def run(self) -> None:
         sender, notes = self._sender, self._notes
-        producer = self._mq.producer(TOPIC, batch_messages=int(self._draw.choice((1, 2, 4))))
+        largest = 1 if sender.way == "stream" else int(self._draw.choice((1, 2, 4)))
+        producer = self._mq.producer(TOPIC, batch_messages=largest)
         while notes.sent.get(sender.name, 0) < sender.messages or (sender.name, 0) in notes.staged:
             try:
                 await self._some(producer)
@@ -151,10 +153,13 @@ class _Sending:
         notes.staged.pop((sender.name, 0), None)
 
     async def _post(self, producer: postroom.Producer) -> None:
+        """In a stream each is a batch, which leaves while those before it are under way."""
         posted = []
         for message in self._messages(6):
             how: dict[str, Any] = {"key": message.key, "delay": message.delay}
             posted.append((message, await producer.post(message.value, **how)))
+            if self._sender.way == "stream":
+                await asyncio.sleep(2 * self._notes.plan.flush_s * self._draw.random())
         failed: postroom.PostroomError | None = None
         for message, future in posted:
             try:
@@ -186,7 +191,10 @@ class _Sending:
         return self._notes.world.now_ns + int((delay - 0.002) * 1e9)
 
     def _fate(self) -> str:
-        if self._draw.random() >= self._notes.plan.bad:
+        plan, drawn = self._notes.plan, self._draw.random()
+        if drawn < plan.poison:
+            return "kill"
+        if drawn >= plan.bad:
             return "ack"
         return ("retry", "dead", "fail")[int(self._draw.random() * 3)]
 
@@ -243,6 +251,8 @@ class _Consuming:
             line = self._line(message)
             if line in returned:
                 continue
+            if id.endswith("kill") and not self._broadcast and not self._notes.mended:
+                return await self._die(id)
             if fails or self._draw.random() < 0.02:
                 returned[line] = (message, fails)
             else:
@@ -253,6 +263,13 @@ class _Consuming:
         if self._group.slow_s:
             await asyncio.sleep(self._group.slow_s * self._draw.random())
         return done
+
+    async def _die(self, id: str) -> list[Received]:
+        """Poison: whatever else this member has been given goes back when its lease ends (I14)."""
+        self._note("condemned", id)
+        self._notes.die(self._me)
+        await asyncio.Event().wait()
+        return []
 
     def _fails(self, id: str, attempt: int) -> bool:
         if id.endswith("fail") and not self._notes.mended:

@@ -32,6 +32,7 @@ __all__ = ["Outcome", "play"]
 _PORT = 7070
 _LAZY_NS = 10**15  # SQLite flushes what it wrote lazily at some later checkpoint: here, never by itself
 _FINISH_S = 300.0
+_POISON_S = 4.0  # so long a poisonous message kills; a lease or two, again and again
 _FRESH_S = 1.5  # a route is not older than this
 _UNNOTED_S = 1.0  # until it is asked for what nobody has noted as settled
 _RECONNECT_S = 1.0  # until whoever was connected to a broker has found another, or the same again
@@ -73,9 +74,10 @@ class Director:
         self.path = f"sqlite:///{disk.path}"
         brokers = ",".join(f"{DISK}:{_PORT + n}" for n in range(plan.served))
         self.served = f"postroom://{brokers}"
-        self.notes = Notes(world, plan)
+        self.notes = Notes(world, plan, die=self._die)
         self.jobs: list[_Job] = []
         self.troubles: list[str] = []
+        self.innocent: list[str] = []  # stopped, though nothing was wrong with them
         self.healed = False
 
     @property
@@ -127,6 +129,13 @@ class Director:
             self._cut_off(job, again_s + _RECONNECT_S)
         self.world.kill(process)
         self.world.call_later(again_s, lambda: self._start(job))
+
+    def _die(self, me: str) -> None:
+        """A message has killed its consumer."""
+        again_s = 0.01 + 0.1 * self.world.draw.random()
+        for job in self.jobs:
+            if job.process is not None and job.process.name == me:
+                self.world.call_later(0, partial(self._kill, job, again_s))
 
     def _cut_off(self, broker: _Job, for_s: float) -> None:
         """Whoever it serves may renew no lease meanwhile: to all others, it stands still."""
@@ -247,7 +256,8 @@ class Director:
         for fault in self.plan.faults:
             await asyncio.sleep(max(0.0, begin + fault.at_s - asyncio.get_running_loop().time()))
             self._trouble(fault)
-        await asyncio.sleep(max((fault.for_s for fault in self.plan.faults), default=0.0))
+        lasts = max((fault.for_s for fault in self.plan.faults), default=0.0)
+        await asyncio.sleep(max(lasts, _POISON_S if self.plan.poison else 0.0))
         self._heal()
         until = asyncio.get_running_loop().time() + _FINISH_S
         await self._seems_finished(until)
@@ -306,7 +316,7 @@ class Director:
             delayed = (await mq.topic(TOPIC)).delayed
             for group in self.plan.groups:
                 if group.exhausted == "stop":
-                    await mq.restart_stopped(TOPIC, group.name)
+                    await self._restart(mq, group.name)
             lags = [await mq.lag(TOPIC, name) for name in self._group_names()]
         except postroom.UnknownGroup as error:  # a member that was never there
             return [error.code]
@@ -316,6 +326,14 @@ class Director:
             return [error.code]
         behind = [f"{lag.group} {lag.total.messages}" for lag in lags if lag.total.messages]
         return [*([f"{delayed} delayed"] if delayed else []), *behind]
+
+    async def _restart(self, mq: postroom.Connection, group: str) -> None:
+        """As people would. They find only what a member has condemned."""
+        for one in await mq.stopped(TOPIC, group):
+            id = one.value.decode()
+            if not any(event.did == "condemned" and event.id == id for event in self.notes.events):
+                self.innocent.append(f"{group}: innocent: {id} (stopped: {one.reason})")
+        await mq.restart_stopped(TOPIC, group)
 
     def _group_names(self) -> list[str]:
         """In mode "broadcast" every member has a group of its own."""
@@ -339,7 +357,7 @@ class Director:
                     self.notes.note("dead", "", letter.value.decode(), group=group.name)
 
     def judged(self) -> list[str]:
-        events, faults = self.notes.events, []
+        events, faults = self.notes.events, list(dict.fromkeys(self.innocent))
         modes = {group.name: group for group in self.plan.groups}
         for name in self._group_names():
             group = modes[name.partition("@")[0]]
@@ -352,7 +370,7 @@ class Director:
             faults += [
                 f"{name}: {fault}"
                 for fault in verdict.faults
-                if fault.kind != "not dead" or not fault.id.endswith("fail")
+                if fault.kind != "not dead" or not fault.id.endswith(("fail", "kill"))
             ]
         verdict = check.log(events)
         self.world.trace(f"log: {verdict}")
