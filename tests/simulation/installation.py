@@ -16,11 +16,12 @@ import postroom.store.sql.log.volatile as volatile
 import postroom.store.sql.session as session
 import postroom.wire.client.remote
 import postroom.wire.server.server as server
+from postroom.client.forward.spool_file import SpoolFile
 from postroom.config import DEFAULTS
 
 from . import disk, network, standard
 from .loop import run_process
-from .plan import DISK
+from .plan import DISK, SPOOL
 from .roles import Notes, connected
 from .world import World, current_world, here
 
@@ -28,7 +29,9 @@ __all__ = ["prepared"]
 
 
 def prepared(folder: Path) -> Path:
-    """Install everything; returns the file that worlds begin with."""
+    """Install everything; returns the file that worlds begin with. Beside it is an empty spool."""
+    (folder / "template").mkdir()
+    SpoolFile(folder / "template" / SPOOL).close()
     standard.install()
     standard.steady_hashes()
     disk.install()

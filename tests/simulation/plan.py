@@ -8,9 +8,10 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-__all__ = ["DISK", "Fault", "Group", "Plan", "Sender", "plan_of"]
+__all__ = ["DISK", "SPOOL", "Fault", "Group", "Plan", "Sender", "plan_of"]
 
 DISK = "127.0.0.1"  # the machine that has the files
+SPOOL = "empty.spool"  # the file that spools begin with
 _FAULTS_S = 3.0  # they begin within this
 _FAILS = 2  # times that a message fails which is to be retried
 
@@ -32,9 +33,11 @@ class Sender:
     name: str
     messages: int
     keys: int  # 0: without any
-    way: str  # send, many, post, stream, ids, staged
+    way: str  # send, many, post, stream, ids, staged, spool, outbox
     pause_s: float
     delay_s: float  # some are due up to this much later; 0: none
+    within: bool = False  # an outbox: in the queue's own file, if that can be
+    relays: int = 0  # of an outbox, besides its sender
 
 
 @dataclass(frozen=True)
@@ -162,8 +165,11 @@ def _groups(draw: random.Random) -> tuple[Group, ...]:
     )
 
 
+_WAYS = ("send", "many", "many", "post", "stream", "stream", "ids", "staged", "spool", "outbox")
+
+
 def _sender(draw: random.Random, number: int) -> Sender:
-    way = draw.choice(("send", "many", "many", "post", "stream", "stream", "ids", "staged"))
+    way = draw.choice(_WAYS)
     return Sender(
         name=f"p{number}",
         messages=draw.randint(2, 9),
@@ -171,6 +177,8 @@ def _sender(draw: random.Random, number: int) -> Sender:
         way=way,
         pause_s=draw.choice((0.0, 0.1, 0.5)),
         delay_s=draw.choice((0.0, 0.0, 1.0)) if way != "staged" else 0.0,
+        within=way == "outbox" and draw.random() < 0.5,
+        relays=int(way == "outbox" and draw.random() < 0.5),
     )
 
 

@@ -10,6 +10,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import postroom
@@ -19,7 +20,18 @@ from postroom.testing.check import Did, Event
 from .plan import Group, Plan, Sender
 from .world import World
 
-__all__ = ["TOPIC", "Notes", "change", "connected", "consume", "produce", "serve"]
+__all__ = [
+    "TOPIC",
+    "Notes",
+    "Sending",
+    "change",
+    "connected",
+    "consume",
+    "is_ready",
+    "passes",
+    "produce",
+    "serve",
+]
 
 TOPIC = "orders"
 _REASON = "its value says so"
@@ -52,7 +64,7 @@ class Notes:
         self.world.trace(f"{did}{whom} {id}{where}" + (f" for {more['group']}" if more.get("group") else ""))
 
 
-def _passes(error: postroom.PostroomError) -> bool:
+def passes(error: postroom.PostroomError) -> bool:
     """Whether a patient program tries again."""
     return error.retriable or isinstance(error, postroom.StoreFull)
 
@@ -62,13 +74,13 @@ async def connected(notes: Notes, url: str) -> postroom.Connection:
         try:
             return await postroom.connect(url)
         except postroom.PostroomError as error:
-            if not _passes(error):
+            if not passes(error):
                 raise
             notes.world.trace(f"cannot connect: {error.code}")
         await asyncio.sleep(0.2)
 
 
-async def _ready(notes: Notes) -> None:
+async def is_ready(notes: Notes) -> None:
     while not notes.ready:  # noqa: ASYNC110 - set in another loop
         await asyncio.sleep(0.01)
 
@@ -77,33 +89,38 @@ async def _ready(notes: Notes) -> None:
 
 
 async def produce(notes: Notes, sender: Sender, me: str, url: str) -> None:
-    await _ready(notes)
+    await is_ready(notes)
     mq = await connected(notes, url)
-    await _Sending(notes, sender, me, mq).run()
+    await Sending(notes, sender, me, mq).run()
     notes.done.add(sender.name)
     await mq.close()
 
 
-class _Sending:
+class Sending:
+    _keys = ""  # its keys begin with this; "": they are those of all
+
     def __init__(self, notes: Notes, sender: Sender, me: str, mq: postroom.Connection) -> None:
         self._notes, self._sender, self._me, self._mq = notes, sender, me, mq
         self._draw = notes.world.draw
 
+    @cached_property
+    def _producer(self) -> postroom.Producer:
+        largest = 1 if self._sender.way == "stream" else int(self._draw.choice((1, 2, 4)))
+        return self._mq.producer(TOPIC, batch_messages=largest)
+
     async def run(self) -> None:
         sender, notes = self._sender, self._notes
-        largest = 1 if sender.way == "stream" else int(self._draw.choice((1, 2, 4)))
-        producer = self._mq.producer(TOPIC, batch_messages=largest)
         while notes.sent.get(sender.name, 0) < sender.messages or (sender.name, 0) in notes.staged:
             try:
-                await self._some(producer)
+                await self._some()
             except postroom.PostroomError as error:
-                if not _passes(error) and not isinstance(error, postroom.UnknownFate):
+                if not passes(error) and not isinstance(error, postroom.UnknownFate):
                     raise
                 notes.world.trace(f"not sent: {error.code}")
                 await asyncio.sleep(0.05)
             await asyncio.sleep(sender.pause_s * self._draw.random())
 
-    async def _some(self, producer: postroom.Producer) -> None:
+    async def _some(self) -> None:
         way = self._sender.way
         if way == "send":
             (message,) = self._messages(1)
@@ -121,7 +138,7 @@ class _Sending:
             for message, receipt in zip(messages, receipts, strict=True):
                 self._confirmed(message, receipt)
         else:
-            await self._post(producer)
+            await self._post()
 
     async def _until_stored(self) -> None:
         """Send one under its id, and again if it is not known what became of it, also after a kill."""
@@ -152,12 +169,12 @@ class _Sending:
         notes.sent[sender.name] += len(messages)
         notes.staged.pop((sender.name, 0), None)
 
-    async def _post(self, producer: postroom.Producer) -> None:
+    async def _post(self) -> None:
         """In a stream each is a batch, which leaves while those before it are under way."""
         posted = []
         for message in self._messages(6):
             how: dict[str, Any] = {"key": message.key, "delay": message.delay}
-            posted.append((message, await producer.post(message.value, **how)))
+            posted.append((message, await self._producer.post(message.value, **how)))
             if self._sender.way == "stream":
                 await asyncio.sleep(2 * self._notes.plan.flush_s * self._draw.random())
         failed: postroom.PostroomError | None = None
@@ -173,8 +190,9 @@ class _Sending:
         sender, notes, found = self._sender, self._notes, []
         for _ in range(min(most, sender.messages - notes.sent.get(sender.name, 0))):
             number = notes.sent[sender.name] = notes.sent.get(sender.name, 0) + 1
-            key = f"k{int(self._draw.random() * sender.keys)}" if sender.keys else None
+            key = f"{self._keys}k{int(self._draw.random() * sender.keys)}" if sender.keys else None
             later = sender.delay_s and self._draw.random() < 0.5
+            later = later and not (self._keys and notes.plan.steps)  # it counts by their own wall clock
             delay = round(sender.delay_s * self._draw.random(), 3) if later else 0
             fate = self._fate()
             id = f"{sender.name}-{number}-{fate}"
@@ -209,13 +227,13 @@ class _Sending:
 
 
 async def consume(notes: Notes, group: Group, me: str, url: str) -> None:
-    await _ready(notes)
+    await is_ready(notes)
     mq = await connected(notes, url)
     while True:
         try:
             await _Consuming(notes, group, me, mq).run()
         except postroom.PostroomError as error:
-            if not _passes(error):
+            if not passes(error):
                 raise
             notes.world.trace(f"cannot consume: {error.code}")
             await asyncio.sleep(0.05)
@@ -321,7 +339,7 @@ class _Consuming:
             try:
                 return await settle()
             except postroom.StoreError as error:
-                if not _passes(error):
+                if not passes(error):
                     raise
                 await asyncio.sleep(0.02)
 
@@ -336,7 +354,7 @@ async def serve(notes: Notes, path: str, host: str, port: int) -> None:
             await mq.serve(host, port)
             break
         except postroom.PostroomError as error:
-            if not _passes(error):
+            if not passes(error):
                 raise
             await asyncio.sleep(0.2)
     notes.world.trace(f"serves at {port}")
@@ -345,7 +363,7 @@ async def serve(notes: Notes, path: str, host: str, port: int) -> None:
 
 async def change(notes: Notes, me: str, url: str) -> None:
     """Change the route as often as the plan says, over all runs."""
-    await _ready(notes)
+    await is_ready(notes)
     mq, draw = await connected(notes, url), notes.world.draw
     while notes.sent.get("changes", 0) < notes.plan.changes:
         await asyncio.sleep(draw.random())
@@ -355,7 +373,7 @@ async def change(notes: Notes, me: str, url: str) -> None:
         except (postroom.RouteConflict, postroom.UnknownPartition) as error:
             notes.world.trace(f"not changed: {error.code}")
         except postroom.StoreError as error:
-            if not _passes(error):
+            if not passes(error):
                 raise
             notes.world.trace(f"not changed: {error.code}")
     notes.done.add("changer")

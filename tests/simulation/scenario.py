@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -21,9 +22,10 @@ import postroom
 from postroom.testing import check
 
 from .disk import Disk
+from .forwarding import own_database, relay, spool
 from .loop import run_process
 from .network import Network
-from .plan import DISK, Fault, Plan, plan_of
+from .plan import DISK, SPOOL, Fault, Plan, Sender, plan_of
 from .roles import TOPIC, Notes, change, connected, consume, produce, serve
 from .world import Process, World
 
@@ -68,8 +70,10 @@ class _Job:
 
 
 class Director:
-    def __init__(self, world: World, plan: Plan, disk: Disk) -> None:
-        self.world, self.plan, self.disk = world, plan, disk
+    def __init__(self, world: World, plan: Plan, disks: dict[str, Disk]) -> None:
+        """`disks` are those of the machines: one has the queue's files, others have spools and outboxes."""
+        self.world, self.plan, self.disks = world, plan, disks
+        disk = self.disk = disks[DISK]
         self.network: Network = world.network  # type: ignore[attr-defined]
         self.path = f"sqlite:///{disk.path}"
         brokers = ",".join(f"{DISK}:{_PORT + n}" for n in range(plan.served))
@@ -93,19 +97,30 @@ class Director:
             port = _PORT + number
             self._add(f"broker{number}", DISK, lambda me, port=port: serve(notes, self.path, DISK, port))
         for sender in plan.senders:
-            self._hire_one(sender.name, partial(produce, notes, sender), lasts=True)
+            self._hire_sender(sender)
         for group in plan.groups:
             for number in range(group.members):
                 self._hire_one(f"{group.name[0]}{number}", partial(consume, notes, group))
         if plan.changes:
             self._hire_one("changer", partial(change, notes), lasts=True)
 
+    def _hire_sender(self, sender: Sender) -> None:
+        """The relays of an outbox are where its database is."""
+        mains: dict[str, Callable[..., Any]] = {"spool": spool, "outbox": own_database}
+        main, (machine, url) = mains.get(sender.way, produce), self._place()
+        self._add(sender.name, machine, lambda me: main(self.notes, sender, me, url), lasts=True)
+        for number in range(sender.relays):
+            self._add(f"{sender.name}r{number}", machine, lambda me: relay(self.notes, sender, me, url))
+
     def _hire_one(self, name: str, main: Callable[[str, str], Any], *, lasts: bool = False) -> None:
-        """On some machine, through the brokers; some have the files open beside them."""
-        machine, url = DISK, self.path
-        if self.plan.served and self.world.draw.random() < 0.8:
-            machine, url = f"127.0.1.{1 + int(self.world.draw.random() * self.plan.machines)}", self.served
+        machine, url = self._place()
         self._add(name, machine, lambda me: main(me, url), lasts=lasts)
+
+    def _place(self) -> tuple[str, str]:
+        """Some machine, through the brokers; some have the files open beside them."""
+        if self.plan.served and self.world.draw.random() < 0.8:
+            return f"127.0.1.{1 + int(self.world.draw.random() * self.plan.machines)}", self.served
+        return DISK, self.path
 
     def _add(self, name: str, machine: str, main: Callable[[str], Any], *, lasts: bool = False) -> None:
         job = _Job(name, machine, main, lasts=lasts)
@@ -116,7 +131,7 @@ class Director:
         job.runs += 1
         me = f"{job.name}#{job.runs}"
         process = job.process = self.world.process(me, job.machine)
-        process.on_death.append(lambda: self.disk.close_of(process))
+        process.on_death.append(lambda: self.disks[job.machine].close_of(process))
         run_process(self.world, process, lambda: job.main(me))
 
     def _kill(self, job: _Job, again_s: float) -> None:
@@ -212,11 +227,13 @@ class Director:
                 if job.process is process and not self.healed:
                     self._kill(job, again_s)
 
-        self.disk.fatal_in, self.disk.kill = 1 + int(fault.number * 12), kill
+        for disk in self.disks.values():
+            disk.fatal_in, disk.kill = 1 + int(fault.number * 12), kill
 
     def _do_glitch(self, fault: Fault) -> None:
         """One commit fails, and the next does not."""
-        self.disk.glitch_in = 1 + int(fault.number * 12)
+        for disk in self.disks.values():
+            disk.glitch_in = 1 + int(fault.number * 12)
 
     def _do_clock(self, fault: Fault) -> None:
         """Never more than an hour from the time: a step by more than two moves leases, and says so."""
@@ -282,7 +299,9 @@ class Director:
         self.network.heal()
         self.network.dark.clear()
         self.disk.failing_until_ns = self.disk.full_until_ns = 0
-        self.disk.fatal_in = self.disk.glitch_in = self.network.lost_in = 0
+        self.network.lost_in = 0
+        for disk in self.disks.values():
+            disk.fatal_in = disk.glitch_in = 0
         self._hurry()
         for job in self.jobs:
             if job.process is not None:
@@ -405,16 +424,28 @@ def _listening(world: World) -> Iterator[_Told]:
         logger.removeHandler(told)
 
 
+def _disks(world: World, plan: Plan, folder: Path, template: Path) -> dict[str, Disk]:
+    found = {DISK: Disk(world, folder, template)}
+    if any(sender.way in ("spool", "outbox") for sender in plan.senders):
+        for number in range(1, plan.machines + 1 if plan.served else 1):
+            found[f"127.0.1.{number}"] = Disk(world, folder / f"machine{number}")
+    for disk in found.values():
+        disk.flush_s = plan.flush_s
+        for sender in plan.senders:
+            if sender.way == "spool":
+                shutil.copyfile(template.with_name(SPOOL), disk.folder / f"{sender.name}.spool")
+    return found
+
+
 def play(seed: int, folder: Path, template: Path) -> Outcome:
     """Run a seed to its end."""
     world = World(seed, until_s=900, steps=600_000)
     world.network = Network(world)  # type: ignore[attr-defined]
     plan = plan_of(seed)
-    disk = Disk(world, folder, template)
-    world.disks = {DISK: disk}  # type: ignore[attr-defined]
-    disk.flush_s, world.network.slow_s = plan.flush_s, plan.slow_s  # type: ignore[attr-defined]
+    world.disks = disks = _disks(world, plan, folder, template)  # type: ignore[attr-defined]
+    world.network.slow_s = plan.slow_s  # type: ignore[attr-defined]
     outcome = Outcome(seed)
-    director = Director(world, plan, disk)
+    director = Director(world, plan, disks)
     for line in plan.lines():
         world.trace(line)
     run_process(world, world.process("director", DISK), director.direct)
