@@ -426,9 +426,8 @@ def _listening(world: World) -> Iterator[_Told]:
 
 def _disks(world: World, plan: Plan, folder: Path, template: Path) -> dict[str, Disk]:
     found = {DISK: Disk(world, folder, template)}
-    if any(sender.way in ("spool", "outbox") for sender in plan.senders):
-        for number in range(1, plan.machines + 1 if plan.served else 1):
-            found[f"127.0.1.{number}"] = Disk(world, folder / f"machine{number}")
+    for number in range(1, plan.machines + 1):
+        found[f"127.0.1.{number}"] = Disk(world, folder / f"machine{number}")
     for disk in found.values():
         disk.flush_s = plan.flush_s
         for sender in plan.senders:
