@@ -11,6 +11,7 @@ from pathlib import Path
 
 import postroom.client.hosting
 import postroom.clock
+import postroom.kafka.server as kafka_server
 import postroom.store.dialects.sqlite_clock as sqlite_clock
 import postroom.store.sql.log.volatile as volatile
 import postroom.store.sql.session as session
@@ -37,7 +38,7 @@ def prepared(folder: Path) -> Path:
     disk.install()
     volatile.boot_id = sqlite_clock.boot_id = _boot_id
     session._Mood = standard.FiberMood  # type: ignore[assignment, misc]
-    server.listen = network.listen
+    server.listen = kafka_server.listen = network.listen
     postroom.clock.steady_ns = lambda: current_world().now_ns
     # A heuristic: who has nothing to do asks a fifth as often, and a seed takes half the time.
     object.__setattr__(DEFAULTS, "watch_interval_ms", 25)

@@ -6,7 +6,7 @@ Only draws; nothing runs here. Small on purpose: many small worlds find more tha
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = ["DISK", "SPOOL", "Fault", "Group", "Plan", "Sender", "plan_of"]
 
@@ -86,6 +86,10 @@ class Plan:
         """Whether a wall clock is set: what is due by it may then come sooner or later."""
         return any(fault.kind == "clock" for fault in self.faults)
 
+    @property
+    def kafka(self) -> bool:
+        return any(group.mode == "kafka" for group in self.groups)
+
     def lines(self) -> list[str]:
         shape = f"{self.served} brokers" if self.served else "embedded"
         head = f"plan: {shape}, {self.partitions} partitions, {self.changes} changes of the route"
@@ -115,7 +119,7 @@ def drawn(draw: random.Random) -> Plan:
     again = any(sender.way == "ids" for sender in senders)  # some is sent again under its id
     faults = _faults(draw, _kinds(draw, senders, served))
     bad, poison = draw.choice(((0.0, 0.0), (0.0, 0.0), (0.0, 0.3), (0.1, 0.0), (0.4, 0.0)))
-    return Plan(
+    plan = Plan(
         served=served,
         machines=draw.choice((1, 2)),
         partitions=draw.choice((1, 1, 1, 2)),
@@ -131,6 +135,15 @@ def drawn(draw: random.Random) -> Plan:
         max_attempts=max(1, len(faults) + (poison > 0)) + (_FAILS if bad else 0),
         poison=poison,
     )
+    return _with_kafka(draw, plan) if served and draw.random() < 0.2 else plan
+
+
+def _with_kafka(draw: random.Random, plan: Plan) -> Plan:
+    """A group of Kafka clients beside, or instead of, the others. They count partitions: the route stays."""
+    members, slow_s = draw.choice((1, 2, 2, 3)), draw.choice((0.0, 0.05, 0.5))
+    group = Group("kafka", "kafka", "partition", members, draw.choice((1.0, 2.0)), slow_s)
+    beside = plan.groups if draw.random() < 0.5 else ()
+    return replace(plan, groups=(*beside, group), changes=0)
 
 
 def _kinds(draw: random.Random, senders: tuple[Sender, ...], served: int) -> tuple[str, ...]:

@@ -347,11 +347,12 @@ class _Consuming:
 # ---- brokers, and the route ----
 
 
-async def serve(notes: Notes, path: str, host: str, port: int) -> None:
+async def serve(notes: Notes, path: str, host: str, port: int, kafka: int | None = None) -> None:
+    """`kafka`: the port for Kafka clients."""
     mq = await connected(notes, path)
     while True:
         try:
-            await mq.serve(host, port)
+            await mq.serve(host, port, kafka=kafka)
             break
         except postroom.PostroomError as error:
             if not passes(error):

@@ -23,17 +23,19 @@ from postroom.testing import check
 
 from .disk import Disk
 from .forwarding import own_database, relay, spool
+from .kafka_member import member
 from .loop import run_process
 from .network import Network
-from .plan import DISK, SPOOL, Fault, Plan, Sender, plan_of
+from .plan import DISK, SPOOL, Fault, Group, Plan, Sender, plan_of
 from .roles import TOPIC, Notes, change, connected, consume, produce, serve
 from .world import Process, World
 
 __all__ = ["Outcome", "play"]
 
-_PORT = 7070
+_PORT, _KAFKA_PORT = 7070, 9092
 _LAZY_NS = 10**15  # SQLite flushes what it wrote lazily at some later checkpoint: here, never by itself
 _FINISH_S = 300.0
+_NO_DEAD_LETTERS = ("broadcast", "kafka")
 _POISON_S = 4.0  # so long a poisonous message kills; a lease or two, again and again
 _FRESH_S = 1.5  # a route is not older than this
 _UNNOTED_S = 1.0  # until it is asked for what nobody has noted as settled
@@ -95,12 +97,14 @@ class Director:
         plan, notes = self.plan, self.notes
         for number in range(plan.served):
             port = _PORT + number
-            self._add(f"broker{number}", DISK, lambda me, port=port: serve(notes, self.path, DISK, port))
+            kafka = _KAFKA_PORT + number if plan.kafka else None
+            main = partial(serve, notes, self.path, DISK, port, kafka)
+            self._add(f"broker{number}", DISK, lambda me, main=main: main())
         for sender in plan.senders:
             self._hire_sender(sender)
         for group in plan.groups:
             for number in range(group.members):
-                self._hire_one(f"{group.name[0]}{number}", partial(consume, notes, group))
+                self._hire_member(group, number)
         if plan.changes:
             self._hire_one("changer", partial(change, notes), lasts=True)
 
@@ -111,6 +115,14 @@ class Director:
         self._add(sender.name, machine, lambda me: main(self.notes, sender, me, url), lasts=True)
         for number in range(sender.relays):
             self._add(f"{sender.name}r{number}", machine, lambda me: relay(self.notes, sender, me, url))
+
+    def _hire_member(self, group: Group, number: int) -> None:
+        name = f"{group.name[0]}{number}"
+        if group.mode != "kafka":
+            return self._hire_one(name, partial(consume, self.notes, group))
+        brokers = [(DISK, _KAFKA_PORT + broker) for broker in range(self.plan.served)]
+        machine = f"127.0.1.{1 + int(self.world.draw.random() * self.plan.machines)}"
+        self._add(name, machine, lambda me: member(self.notes, group, me, brokers))
 
     def _hire_one(self, name: str, main: Callable[[str, str], Any], *, lasts: bool = False) -> None:
         machine, url = self._place()
@@ -287,6 +299,8 @@ class Director:
         plan = self.plan
         await mq.create_topic(TOPIC, partitions=plan.partitions, storage=plan.storage, dedup_window="10m")  # type: ignore[arg-type]
         for group in plan.groups:
+            if group.mode == "kafka":
+                continue  # it is there once somebody joins it
             order = {"order": group.order, "exhausted": group.exhausted} if group.mode == "ordered" else {}
             most = {} if group.mode == "broadcast" else {"max_attempts": plan.max_attempts}
             wish: dict[str, Any] = {"mode": group.mode, "lease": group.lease_s, **order, **most}
@@ -336,7 +350,9 @@ class Director:
             for group in self.plan.groups:
                 if group.exhausted == "stop":
                     await self._restart(mq, group.name)
-            lags = [await mq.lag(TOPIC, name) for name in self._group_names()]
+            empty = self.plan.kafka and not [one async for one in mq.read(TOPIC)]
+            names = [name for name in self._group_names() if not (empty and name == "kafka")]
+            lags = [await mq.lag(TOPIC, name) for name in names]  # without a commit there is no such group
         except postroom.UnknownGroup as error:  # a member that was never there
             return [error.code]
         except postroom.PostroomError as error:
@@ -371,7 +387,7 @@ class Director:
             at = {"partition": message.partition, "offset": message.offset}
             self.notes.note("stored", "", message.value.decode(), **at)
         for group in self.plan.groups:
-            if group.mode != "broadcast":
+            if group.mode not in _NO_DEAD_LETTERS:
                 for letter in await mq.dead_letters(TOPIC, group.name, limit=10_000):
                     self.notes.note("dead", "", letter.value.decode(), group=group.name)
 
@@ -381,7 +397,8 @@ class Director:
         for name in self._group_names():
             group = modes[name.partition("@")[0]]
             verdict = check.group(
-                events, name, ordered=group.mode == "ordered", dead_letters=group.mode != "broadcast",
+                events, name, ordered=group.mode in ("ordered", "kafka"),
+                dead_letters=group.mode not in _NO_DEAD_LETTERS,
                 lease_ns=int(group.lease_s * 2e9), lazy_ns=_LAZY_NS,
             )  # fmt: skip
             self.world.trace(f"{name}: {verdict}")
