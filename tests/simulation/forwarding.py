@@ -80,7 +80,13 @@ class _RolledBack(Exception):
 
 class _Writing(Sending):
     def __init__(
-        self, notes: Notes, sender: Sender, me: str, mq: postroom.Connection, outbox: Outbox, shop: disk.PlainConnection
+        self,
+        notes: Notes,
+        sender: Sender,
+        me: str,
+        mq: postroom.Connection,
+        outbox: Outbox,
+        shop: disk.PlainConnection,
     ) -> None:
         super().__init__(notes, sender, me, mq)
         self._keys, self._outbox, self._shop = sender.name, outbox, shop
@@ -129,7 +135,7 @@ async def own_database(notes: Notes, sender: Sender, me: str, url: str) -> None:
             shop.execute(_TABLE)
             async with outbox.relay(mq, lambda: disk.connect(path), lease=_LEASE_S, poll=_LOOK_S):
                 await _Writing(notes, sender, me, mq, outbox, shop).run()
-                while outbox.status(shop).messages:
+                while outbox.status(shop).messages:  # noqa: ASYNC110 - other processes send them
                     await asyncio.sleep(0.1)
                 notes.done.add(sender.name)
         except (postroom.PostroomError, sqlite3.Error) as error:

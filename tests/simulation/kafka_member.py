@@ -1,7 +1,7 @@
 """A consumer of Kafka's, in a group: joins, is assigned partitions, fetches, handles, commits.
 
-One that speaks the real protocol to the real listener over the simulated network, and no more of it than that.
-It commits what it has handled before it fetches again, and asks until it knows what became of a commit: taken,
+Speaks the real protocol to the real listener over the simulated network, and no more of it than that.
+Commits what it has handled before it fetches again, and asks until it knows what became of a commit: taken,
 or refused because others have its partitions by now.
 """
 
@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-import postroom.kafka.server  # noqa: F401 - loaded before the simulator is installed
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
+
+import postroom.kafka.server  # noqa: F401 - loaded before the simulator is installed
 from postroom.kafka.messages import _built
 from postroom.model.kafka_group import GroupError
 from postroom.model.messages.batch import stored_records
@@ -233,7 +234,8 @@ class _Member:
                 wire = self._wire or await self._coordinator()
                 found = await wire.ask(
                     _COMMIT, group_id=self._group.name, generation_id_or_member_epoch=self._generation,
-                    member_id=self._id, group_instance_id=None, topics=[{"name": TOPIC, "partitions": wanted}],
+                    member_id=self._id, group_instance_id=None,
+                    topics=[{"name": TOPIC, "partitions": wanted}],
                 )  # fmt: skip
             except (*_LOST, _RefusedError):
                 self._wire = None

@@ -13,6 +13,7 @@ __all__ = ["DISK", "SPOOL", "Fault", "Group", "Plan", "Sender", "plan_of"]
 DISK = "127.0.0.1"  # the machine that has the files
 SPOOL = "empty.spool"  # the file that spools begin with
 _FAULTS_S = 3.0  # they begin within this
+_JOINED_S = 0.6  # by then a group of Kafka clients has its first generation
 _FAILS = 2  # times that a message fails which is to be retried
 
 
@@ -74,6 +75,7 @@ class Plan:
             found.append("several members" if group.members > 1 else "")
             found.append(group.start if group.mode != "broadcast" else "")
         found += [sender.way for sender in self.senders]
+        found += ["several relays"] if any(sender.relays for sender in self.senders) else []
         found += ["several faults"] if len(self.faults) > 1 else []
         found += ["delayed"] if any(sender.delay_s for sender in self.senders) else []
         found += ["route changes"] if self.changes else []
@@ -106,6 +108,7 @@ _SERVED = (
     "failing", "full", "slow", "glitch", "glitch",
 )  # fmt: skip
 _UNSURE = ("kill", "commit", "commit", "cut", "pause")  # a sender does not know what became of a message
+_ABSENT = ("pause", "pause", "cut", "kill", "reply")  # a member is given up, and comes back
 _ONE_OF_MANY = ("glitch", "glitch", "reply", "commit")  # a batch fails, and those behind it do not
 
 
@@ -140,10 +143,12 @@ def drawn(draw: random.Random) -> Plan:
 
 def _with_kafka(draw: random.Random, plan: Plan) -> Plan:
     """A group of Kafka clients beside, or instead of, the others. They count partitions: the route stays."""
-    members, slow_s = draw.choice((1, 2, 2, 3)), draw.choice((0.0, 0.05, 0.5))
+    members, slow_s = draw.choice((1, 2, 2, 3)), draw.choice((0.0, 0.5, 0.5))
     group = Group("kafka", "kafka", "partition", members, draw.choice((1.0, 2.0)), slow_s)
-    beside = plan.groups if draw.random() < 0.5 else ()
-    return replace(plan, groups=(*beside, group), changes=0)
+    if draw.random() < 0.5:
+        return replace(plan, groups=(*plan.groups, group), changes=0)
+    later = [replace(fault, at_s=fault.at_s + _JOINED_S) for fault in _faults(draw, _ABSENT)]
+    return replace(plan, groups=(group,), changes=0, faults=tuple(later))
 
 
 def _kinds(draw: random.Random, senders: tuple[Sender, ...], served: int) -> tuple[str, ...]:
