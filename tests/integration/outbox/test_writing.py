@@ -108,9 +108,14 @@ def test_a_commit_that_fails_is_rolled_back_and_not_left_to_the_next_block(
     connection.executescript("""PRAGMA foreign_keys = ON;
         CREATE TABLE customers (id INTEGER PRIMARY KEY);
         CREATE TABLE orders (customer INTEGER REFERENCES customers (id) DEFERRABLE INITIALLY DEFERRED);""")
-    with pytest.raises(sqlite3.IntegrityError), outbox.transaction(connection):
+
+    @outbox.transactional
+    def order(connection: sqlite3.Connection) -> None:
         connection.execute("INSERT INTO orders VALUES (42)")
         outbox.send(connection, "orders", b"never")
+
+    with pytest.raises(sqlite3.IntegrityError):
+        order(connection)
     assert not connection.in_transaction
     with outbox.transaction(connection):
         outbox.send(connection, "orders", b"done")
