@@ -119,7 +119,7 @@ class Disk:
         saved: dict[str, tuple[bytes, bytes]] = {}
         for area in _AREAS:
             self.file(f"{self.path}{area}")
-        for file in list(self._files.values()):
+        for file in [one for one in self._files.values() if os.path.exists(one.path)]:
             now = file.log_bytes()
             least = min(now, file.flushed)
             cut = least + int(self._world.draw.random() * (now - least + 1))

@@ -91,6 +91,7 @@ class _Member:
         self._notes, self._group, self._me, self._addresses = notes, group, me, addresses
         self._wire: _Wire | None = None
         self._id, self._generation = "", -1
+        self._session_s, self._heard_at = max(1.0, group.lease_s), 0.0
 
     async def run(self) -> None:
         partitions = await self._enter()
@@ -98,6 +99,8 @@ class _Member:
         self._notes.world.trace(f"is a member in generation {self._generation}: {at}")
         while await self._beats():
             found = (await self._fetched(at))[: self._notes.world.draw.choice((1, 3, 100))]
+            if asyncio.get_running_loop().time() >= self._heard_at + self._session_s:
+                raise _RefusedError("it was silent for too long: others have its partitions")
             if found and not await self._handle(found, at):
                 return
 
@@ -140,7 +143,7 @@ class _Member:
 
     async def _join(self, wire: _Wire) -> Any:
         return await wire.ask(
-            _JOIN, group_id=self._group.name, session_timeout=int(max(1.0, self._group.lease_s) * 1000),
+            _JOIN, group_id=self._group.name, session_timeout=int(self._session_s * 1000),
             rebalance_timeout=2000, member_id=self._id, protocol_type="consumer",
             protocols=[{"name": "range", "metadata": _SUBSCRIPTION}],
         )  # fmt: skip
@@ -160,6 +163,7 @@ class _Member:
 
     async def _beats(self) -> bool:
         assert self._wire is not None, "it is a member"
+        self._heard_at = asyncio.get_running_loop().time()
         beat = await self._wire.ask(
             _BEAT, group_id=self._group.name, generation_id=self._generation, member_id=self._id,
             group_instance_id=None,
