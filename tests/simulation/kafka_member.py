@@ -98,7 +98,7 @@ class _Member:
         at = await self._committed(partitions)
         self._notes.world.trace(f"is a member in generation {self._generation}: {at}")
         while await self._beats():
-            found = (await self._fetched(at))[: self._notes.world.draw.choice((1, 3, 100))]
+            found = (await self._fetched(at))[: self._notes.world.draw.choice((1, 1, 3, 100))]
             if asyncio.get_running_loop().time() >= self._heard_at + self._session_s:
                 raise _RefusedError("it was silent for too long: others have its partitions")
             if found and not await self._handle(found, at):

@@ -13,7 +13,7 @@ __all__ = ["DISK", "SPOOL", "Fault", "Group", "Plan", "Sender", "plan_of"]
 DISK = "127.0.0.1"  # the machine that has the files
 SPOOL = "empty.spool"  # the file that spools begin with
 _FAULTS_S = 3.0  # they begin within this
-_JOINED_S = 0.6  # by then a group of Kafka clients has its first generation
+_JOINED_S = 0.8  # by then a group of Kafka clients has its first generation
 _FAILS = 2  # times that a message fails which is to be retried
 
 
@@ -142,13 +142,17 @@ def drawn(draw: random.Random) -> Plan:
 
 
 def _with_kafka(draw: random.Random, plan: Plan) -> Plan:
-    """A group of Kafka clients beside, or instead of, the others. They count partitions: the route stays."""
-    members, slow_s = draw.choice((1, 2, 2, 3)), draw.choice((0.0, 0.5, 0.5))
-    group = Group("kafka", "kafka", "partition", members, draw.choice((1.0, 2.0)), slow_s)
+    """A group of Kafka clients beside the others; or alone, and its members are given up and come back.
+
+    They count partitions: the route stays.
+    """
+    members, lease_s = draw.choice((1, 2, 2, 3)), draw.choice((1.0, 2.0))
+    group = Group("kafka", "kafka", "partition", members, lease_s, draw.choice((0.0, 0.5)))
     if draw.random() < 0.5:
         return replace(plan, groups=(*plan.groups, group), changes=0)
     later = [replace(fault, at_s=fault.at_s + _JOINED_S) for fault in _faults(draw, _ABSENT)]
-    return replace(plan, groups=(group,), changes=0, faults=tuple(later))
+    slow = replace(group, members=max(2, members), lease_s=1.0, slow_s=0.8)
+    return replace(plan, groups=(slow,), changes=0, faults=tuple(later))
 
 
 def _kinds(draw: random.Random, senders: tuple[Sender, ...], served: int) -> tuple[str, ...]:
