@@ -425,7 +425,7 @@ class _Told(logging.Handler):
         self.unexpected: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._world.trace(f"log: {record.levelname} {record.getMessage()[:200]}")
+        self._world.trace(f"log: {record.levelname} {record.getMessage()}")
         if record.exc_info and record.exc_info[1] is not None:
             self.unexpected.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
 
@@ -459,6 +459,7 @@ def play(seed: int, folder: Path, template: Path) -> Outcome:
     world.network = Network(world)  # type: ignore[attr-defined]
     plan = plan_of(seed)
     world.disks = disks = _disks(world, plan, folder, template)  # type: ignore[attr-defined]
+    world.folder = f"{folder}/"
     world.network.slow_s = plan.slow_s  # type: ignore[attr-defined]
     outcome = Outcome(seed)
     director = Director(world, plan, disks)
