@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from postroom.broker.deliver import readable
 from postroom.client.consumer import consumer, fetch
+from postroom.client.forward.outbox_source import OutboxSource
+from postroom.client.forward.spool_file import SpoolFile
 from postroom.client.producer import appending
 from postroom.clock import SteadyClock
 from postroom.errors import StoreUnavailable
 from postroom.model.delivery import delivery, ordered
+from postroom.model.kafka_group import ClassicGroup, Generation, GroupError
 from postroom.model.messages import batch, sequence
 from postroom.store.contract import Append, Appended, Origin
 from postroom.store.dialects import sqlite
@@ -99,6 +103,26 @@ def _route_is_followed_at_once() -> None:
     _put(appending, _outcome=outcome)
 
 
+def _forwarded_unstamped() -> None:
+    for source in (SpoolFile, OutboxSource):
+        _put(source, stamp=lambda self, batches: None)
+
+
+def _every_relay_leads() -> None:
+    """Each for itself: with its own stamps, in memory."""
+
+    @contextmanager
+    def leading(self: OutboxSource) -> Iterator[Any]:
+        with self._begun() as theirs:
+            yield theirs, []
+
+    def take(self: OutboxSource, messages: int, size: int, without: Any) -> Any:
+        with self._reading() as theirs:
+            return self._oldest(theirs, messages, size, without)
+
+    _put(OutboxSource, take=take, _leading=leading)
+
+
 # ---- groups ----
 
 
@@ -163,6 +187,11 @@ def _control_batches_are_messages() -> None:
     _put(batch, read_header=lambda data: replace(real(data), control=False))
 
 
+def _anybody_may_commit() -> None:
+    _put(Generation, check_commit=lambda self, who: GroupError.NONE)
+    _put(ClassicGroup, check_commit=lambda self, who, now: GroupError.NONE)
+
+
 # ---- what survives ----
 
 
@@ -210,7 +239,7 @@ BREAKS = {
         "I3",
         "a batch may come before the one before it",
         _gaps_are_let_through,
-        "post, glitch|failing|reply|commit",
+        "post|stream, glitch|failing|reply|commit",
     ),
     "reroute": Break(
         "I4",
@@ -266,7 +295,20 @@ BREAKS = {
         "I14",
         "every expiry counts as an attempt, for all messages",
         _expiries_count,
-        "kill|pause|cut",
+        "poison|kill|pause|cut",
+    ),
+    "stamps": Break(
+        "I12",
+        "what is forwarded is not stamped before it is sent",
+        _forwarded_unstamped,
+        "spool|outbox, kill|commit|power",
+    ),
+    "leader": Break("I21", "every relay of an outbox sends", _every_relay_leads, "several relays"),
+    "generation": Break(
+        "I28",
+        "whoever is no member any more may commit",
+        _anybody_may_commit,
+        "kafka, several members, pause|cut",
     ),
     "clock": Break("I16, I26", "leases count by the wall clock", _wall_clock_counts, "clock"),
     "control": Break(
@@ -288,6 +330,5 @@ OUT_OF_REACH = {
     "I15": "a stopped process keeps SQLite's lock, and nobody can take it: `tests/integration/servers`",
     "I17": "no rates, and no batch near a limit: `tests/unit/model`, `tests/model`",
     "I19": "is about speed: `bench`",
-    "I21": "outboxes are tables of users' databases: `tests/integration/outbox`",
 }
 """By invariant, why no simulated world can find a break of it, and what can."""

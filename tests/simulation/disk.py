@@ -18,13 +18,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from postroom.client import databases
+from postroom.client.forward import outbox_source, outbox_table, spool_file
 from postroom.files import open_private
 from postroom.store.dialects import sqlite as dialect
 
 from .standard import Over
 from .world import Process, World, current_world, here
 
-__all__ = ["Disk", "SimEvents", "install"]
+__all__ = ["Disk", "PlainConnection", "SimEvents", "connect", "install"]
 
 _SWITCH = 0.3  # how often another fiber runs between two statements
 _AREAS = ("", ".progress", ".volatile")
@@ -116,11 +118,12 @@ class Disk:
         kept: dict[str, tuple[int, int]] = {}
         saved: dict[str, tuple[bytes, bytes]] = {}
         for area in _AREAS:
-            file = self.file(f"{self.path}{area}")
+            self.file(f"{self.path}{area}")
+        for file in [one for one in self._files.values() if os.path.exists(one.path)]:
             now = file.log_bytes()
             least = min(now, file.flushed)
             cut = least + int(self._world.draw.random() * (now - least + 1))
-            kept[area] = (cut, now)
+            kept[file.path.removeprefix(str(self.folder))] = (cut, now)
             log = Path(f"{file.path}-wal").read_bytes()[:cut] if now else b""
             saved[file.path] = (Path(file.path).read_bytes(), log)
         self.close()  # the last to close a file empties its log
@@ -301,6 +304,85 @@ def _die_perhaps(world: World, connection: SimConnection) -> None:
             world.sleep(0.001)
 
 
+class _Cursor(_Rows):
+    """What a user's program has of a statement; of one that changes something, how many rows it met."""
+
+    __slots__ = ("_connection", "row_factory", "rowcount")
+
+    def __init__(self, connection: PlainConnection, rows: list[Any], rowcount: int = -1) -> None:
+        super().__init__(rows)
+        self._connection, self.rowcount = connection, rowcount
+
+    def execute(self, sql: str, args: Any = ()) -> _Cursor:
+        found = self._connection.execute(sql, args)
+        self._rows, self._at, self.rowcount = found._rows, 0, found.rowcount
+        return self
+
+    def executemany(self, sql: str, rows: Any) -> _Cursor:
+        self._connection.executemany(sql, rows)
+        return self
+
+    def close(self) -> None:
+        pass
+
+
+class PlainConnection(SimConnection):
+    """In place of `sqlite3.Connection`, with `isolation_level=None`: of users' databases, and of spools."""
+
+    synchronous = "FULL"
+    isolation_level = None
+    autocommit = -1
+
+    def execute(self, sql: str, args: Any = (), /) -> _Cursor:
+        sql = sql.strip()
+        if sql.startswith("PRAGMA") or sql in ("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"):
+            found = _execute(self, sql.replace(" = ", "="), args)
+        elif self.in_transaction or not sql.startswith(_WRITES):
+            found = _execute(self, sql, args)
+        else:  # a transaction of its own
+            with self:
+                found = _execute(self, sql, args)
+        if found is None or isinstance(found, _Rows):
+            return _Cursor(self, found.fetchall() if found is not None else [])
+        return _Cursor(self, found.fetchall(), found.rowcount)
+
+    def cursor(self) -> _Cursor:
+        return _Cursor(self, [])
+
+    def commit(self) -> None:
+        if self.in_transaction:
+            _before(self, "COMMIT")
+            super().commit()
+
+    def rollback(self) -> None:
+        if self.in_transaction:
+            self.end("ROLLBACK")
+
+    def __enter__(self) -> PlainConnection:
+        _execute(self, "BEGIN IMMEDIATE")
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            self.rollback()
+            return
+        try:
+            _execute(self, "COMMIT")
+        except sqlite3.Error:
+            self.rollback()
+            raise
+
+
+PlainConnection.__module__ = "sqlite3"  # `databases.library` tells whose it is by that
+
+
+def connect(path: Any, *, timeout: float = 5.0, **how: Any) -> PlainConnection:
+    """`sqlite3.connect`, as far as it is used here."""
+    fiber = here()
+    assert fiber is not None, "a process opens files"
+    return PlainConnection(_disk(), str(path), fiber.process, timeout)
+
+
 class SimEvents:
     """What inotify tells, at once and always."""
 
@@ -363,6 +445,16 @@ def install() -> None:
     dialect.open_events = _open_events  # type: ignore[assignment]
     dialect.open_private = _open_private
     dialect.os = Over(os, close=_close)  # type: ignore[assignment]
+    theirs = Over(sqlite3, connect=connect, Connection=PlainConnection)
+    databases.sqlite3 = spool_file.sqlite3 = theirs  # type: ignore[assignment]
+    spool_file.open_private = _open_private
+    spool_file.os = Over(spool_file.os, close=_close)  # type: ignore[assignment]
+    outbox_table.now_ms = outbox_source.now_ms = _now_ms
+
+
+def _now_ms(theirs: Any) -> int:
+    """SQLite's clock, which is that of its machine."""
+    return current_world().wall_ns() // 1_000_000
 
 
 def _disk() -> Disk:
@@ -378,9 +470,9 @@ def _open(self: Any, path: str) -> Any:
     return SimConnection(_disk(), path, fiber.process, self._limits.busy_timeout_ms / 1000)
 
 
-def _open_private(path: Path, beside: Path | None = None) -> int:
+def _open_private(path: Path, like: Path | None = None) -> int:
     """The file of a lock: whoever dies lets go of it."""
-    descriptor, fiber = open_private(path, beside), here()
+    descriptor, fiber = open_private(path, like), here()
     assert fiber is not None
     owner = fiber.process
     _locks[descriptor] = owner

@@ -11,16 +11,18 @@ from pathlib import Path
 
 import postroom.client.hosting
 import postroom.clock
+import postroom.kafka.server as kafka_server
 import postroom.store.dialects.sqlite_clock as sqlite_clock
 import postroom.store.sql.log.volatile as volatile
 import postroom.store.sql.session as session
 import postroom.wire.client.remote
 import postroom.wire.server.server as server
+from postroom.client.forward.spool_file import SpoolFile
 from postroom.config import DEFAULTS
 
 from . import disk, network, standard
 from .loop import run_process
-from .plan import DISK
+from .plan import DISK, SPOOL
 from .roles import Notes, connected
 from .world import World, current_world, here
 
@@ -28,13 +30,15 @@ __all__ = ["prepared"]
 
 
 def prepared(folder: Path) -> Path:
-    """Install everything; returns the file that worlds begin with."""
+    """Install everything; returns the file that worlds begin with. Beside it is an empty spool."""
+    (folder / "template").mkdir()
+    SpoolFile(folder / "template" / SPOOL).close()
     standard.install()
     standard.steady_hashes()
     disk.install()
     volatile.boot_id = sqlite_clock.boot_id = _boot_id
     session._Mood = standard.FiberMood  # type: ignore[assignment, misc]
-    server.listen = network.listen
+    server.listen = kafka_server.listen = network.listen
     postroom.clock.steady_ns = lambda: current_world().now_ns
     # A heuristic: who has nothing to do asks a fifth as often, and a seed takes half the time.
     object.__setattr__(DEFAULTS, "watch_interval_ms", 25)

@@ -6,12 +6,14 @@ Only draws; nothing runs here. Small on purpose: many small worlds find more tha
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["DISK", "Fault", "Group", "Plan", "Sender", "plan_of"]
+__all__ = ["DISK", "SPOOL", "Fault", "Group", "Plan", "Sender", "plan_of"]
 
 DISK = "127.0.0.1"  # the machine that has the files
+SPOOL = "empty.spool"  # the file that spools begin with
 _FAULTS_S = 3.0  # they begin within this
+_JOINED_S = 0.8  # by then a group of Kafka clients has its first generation
 _FAILS = 2  # times that a message fails which is to be retried
 
 
@@ -32,9 +34,11 @@ class Sender:
     name: str
     messages: int
     keys: int  # 0: without any
-    way: str  # send, many, post, ids, staged
+    way: str  # send, many, post, stream, ids, staged, spool, outbox
     pause_s: float
     delay_s: float  # some are due up to this much later; 0: none
+    within: bool = False  # an outbox: in the queue's own file, if that can be
+    relays: int = 0  # of an outbox, besides its sender
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Plan:
     slow_s: float  # of the network
     flush_s: float
     max_attempts: int = 8
+    poison: float = 0.0  # of messages kill whoever handles them
 
     @property
     def kinds(self) -> list[str]:
@@ -70,16 +75,22 @@ class Plan:
             found.append("several members" if group.members > 1 else "")
             found.append(group.start if group.mode != "broadcast" else "")
         found += [sender.way for sender in self.senders]
+        found += ["several relays"] if any(sender.relays for sender in self.senders) else []
         found += ["several faults"] if len(self.faults) > 1 else []
         found += ["delayed"] if any(sender.delay_s for sender in self.senders) else []
         found += ["route changes"] if self.changes else []
         found += ["bad messages"] if self.bad else []
+        found += ["poison"] if self.poison else []
         return sorted({one for one in found if one})
 
     @property
     def steps(self) -> bool:
         """Whether a wall clock is set: what is due by it may then come sooner or later."""
         return any(fault.kind == "clock" for fault in self.faults)
+
+    @property
+    def kafka(self) -> bool:
+        return any(group.mode == "kafka" for group in self.groups)
 
     def lines(self) -> list[str]:
         shape = f"{self.served} brokers" if self.served else "embedded"
@@ -97,6 +108,8 @@ _SERVED = (
     "failing", "full", "slow", "glitch", "glitch",
 )  # fmt: skip
 _UNSURE = ("kill", "commit", "commit", "cut", "pause")  # a sender does not know what became of a message
+_ABSENT = ("pause", "pause", "cut", "kill", "reply")  # a member is given up, and comes back
+_ONE_OF_MANY = ("glitch", "glitch", "reply", "commit")  # a batch fails, and those behind it do not
 
 
 def plan_of(seed: int) -> Plan:
@@ -107,9 +120,9 @@ def drawn(draw: random.Random) -> Plan:
     served = draw.choice((0, 0, 0, 1, 1, 2))
     senders = tuple(_sender(draw, number) for number in range(draw.choice((1, 1, 1, 2))))
     again = any(sender.way == "ids" for sender in senders)  # some is sent again under its id
-    kinds = _UNSURE if again and draw.random() < 0.5 else _SERVED if served else _EMBEDDED
-    faults, bad = _faults(draw, kinds), draw.choice((0.0, 0.0, 0.1, 0.4))
-    return Plan(
+    faults = _faults(draw, _kinds(draw, senders, served))
+    bad, poison = draw.choice(((0.0, 0.0), (0.0, 0.0), (0.0, 0.3), (0.1, 0.0), (0.4, 0.0)))
+    plan = Plan(
         served=served,
         machines=draw.choice((1, 2)),
         partitions=draw.choice((1, 1, 1, 2)),
@@ -122,8 +135,35 @@ def drawn(draw: random.Random) -> Plan:
         slow_s=draw.choice((0.0001, 0.002, 0.02)),
         flush_s=draw.choice((0.0002, 0.002, 0.01)),
         # one more than a message can expire while it is held alone: no innocent may be a dead letter
-        max_attempts=max(1, len(faults)) + (_FAILS if bad else 0),
+        max_attempts=max(1, len(faults) + (poison > 0)) + (_FAILS if bad else 0),
+        poison=poison,
     )
+    return _with_kafka(draw, plan) if served and draw.random() < 0.2 else plan
+
+
+def _with_kafka(draw: random.Random, plan: Plan) -> Plan:
+    """A group of Kafka clients beside the others; or alone, and its members are given up and come back.
+
+    They count partitions: the route stays.
+    """
+    members, lease_s = draw.choice((1, 2, 2, 3)), draw.choice((1.0, 2.0))
+    group = Group("kafka", "kafka", "partition", members, lease_s, draw.choice((0.0, 0.5)))
+    if draw.random() < 0.5:
+        return replace(plan, groups=(*plan.groups, group), changes=0)
+    later = [replace(fault, at_s=fault.at_s + _JOINED_S) for fault in _faults(draw, _ABSENT)]
+    slow = replace(group, members=max(2, members), lease_s=1.0, slow_s=0.8)
+    return replace(plan, groups=(slow,), changes=0, faults=tuple(later))
+
+
+def _kinds(draw: random.Random, senders: tuple[Sender, ...], served: int) -> tuple[str, ...]:
+    """The faults that may come; half of the time those that harm most who takes part."""
+    ways = {sender.way for sender in senders}
+    if draw.random() < 0.5:
+        if "ids" in ways:
+            return _UNSURE
+        if "stream" in ways:
+            return _ONE_OF_MANY
+    return _SERVED if served else _EMBEDDED
 
 
 _MODES = (
@@ -147,8 +187,11 @@ def _groups(draw: random.Random) -> tuple[Group, ...]:
     )
 
 
+_WAYS = ("send", "many", "many", "post", "stream", "stream", "ids", "staged", "spool", "outbox")
+
+
 def _sender(draw: random.Random, number: int) -> Sender:
-    way = draw.choice(("send", "many", "many", "post", "post", "ids", "staged"))
+    way = draw.choice(_WAYS)
     return Sender(
         name=f"p{number}",
         messages=draw.randint(2, 9),
@@ -156,6 +199,8 @@ def _sender(draw: random.Random, number: int) -> Sender:
         way=way,
         pause_s=draw.choice((0.0, 0.1, 0.5)),
         delay_s=draw.choice((0.0, 0.0, 1.0)) if way != "staged" else 0.0,
+        within=way == "outbox" and draw.random() < 0.5,
+        relays=int(way == "outbox" and draw.random() < 0.5),
     )
 
 

@@ -10,6 +10,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import postroom
@@ -19,7 +20,18 @@ from postroom.testing.check import Did, Event
 from .plan import Group, Plan, Sender
 from .world import World
 
-__all__ = ["TOPIC", "Notes", "change", "connected", "consume", "produce", "serve"]
+__all__ = [
+    "TOPIC",
+    "Notes",
+    "Sending",
+    "change",
+    "connected",
+    "consume",
+    "is_ready",
+    "passes",
+    "produce",
+    "serve",
+]
 
 TOPIC = "orders"
 _REASON = "its value says so"
@@ -39,6 +51,7 @@ class Notes:
     staged: dict[tuple[str, int], list[postroom.Message]] = field(default_factory=dict)  # by sender and batch
     ready: bool = False  # the topic and its groups are made
     mended: bool = False  # what failed again and again does not any more
+    die: Callable[[str], None] = lambda me: None  # the process of this name is killed
 
     def note(self, did: Did, by: str = "", id: str = "", **more: Any) -> None:
         self.events.append(Event(self.world.now_ns, did, by, id, topic=TOPIC, **more))
@@ -51,7 +64,7 @@ class Notes:
         self.world.trace(f"{did}{whom} {id}{where}" + (f" for {more['group']}" if more.get("group") else ""))
 
 
-def _passes(error: postroom.PostroomError) -> bool:
+def passes(error: postroom.PostroomError) -> bool:
     """Whether a patient program tries again."""
     return error.retriable or isinstance(error, postroom.StoreFull)
 
@@ -61,13 +74,13 @@ async def connected(notes: Notes, url: str) -> postroom.Connection:
         try:
             return await postroom.connect(url)
         except postroom.PostroomError as error:
-            if not _passes(error):
+            if not passes(error):
                 raise
             notes.world.trace(f"cannot connect: {error.code}")
         await asyncio.sleep(0.2)
 
 
-async def _ready(notes: Notes) -> None:
+async def is_ready(notes: Notes) -> None:
     while not notes.ready:  # noqa: ASYNC110 - set in another loop
         await asyncio.sleep(0.01)
 
@@ -76,32 +89,38 @@ async def _ready(notes: Notes) -> None:
 
 
 async def produce(notes: Notes, sender: Sender, me: str, url: str) -> None:
-    await _ready(notes)
+    await is_ready(notes)
     mq = await connected(notes, url)
-    await _Sending(notes, sender, me, mq).run()
+    await Sending(notes, sender, me, mq).run()
     notes.done.add(sender.name)
     await mq.close()
 
 
-class _Sending:
+class Sending:
+    _keys = ""  # its keys begin with this; "": they are those of all
+
     def __init__(self, notes: Notes, sender: Sender, me: str, mq: postroom.Connection) -> None:
         self._notes, self._sender, self._me, self._mq = notes, sender, me, mq
         self._draw = notes.world.draw
 
+    @cached_property
+    def _producer(self) -> postroom.Producer:
+        largest = 1 if self._sender.way == "stream" else int(self._draw.choice((1, 2, 4)))
+        return self._mq.producer(TOPIC, batch_messages=largest)
+
     async def run(self) -> None:
         sender, notes = self._sender, self._notes
-        producer = self._mq.producer(TOPIC, batch_messages=int(self._draw.choice((1, 2, 4))))
         while notes.sent.get(sender.name, 0) < sender.messages or (sender.name, 0) in notes.staged:
             try:
-                await self._some(producer)
+                await self._some()
             except postroom.PostroomError as error:
-                if not _passes(error) and not isinstance(error, postroom.UnknownFate):
+                if not passes(error) and not isinstance(error, postroom.UnknownFate):
                     raise
                 notes.world.trace(f"not sent: {error.code}")
                 await asyncio.sleep(0.05)
             await asyncio.sleep(sender.pause_s * self._draw.random())
 
-    async def _some(self, producer: postroom.Producer) -> None:
+    async def _some(self) -> None:
         way = self._sender.way
         if way == "send":
             (message,) = self._messages(1)
@@ -119,7 +138,7 @@ class _Sending:
             for message, receipt in zip(messages, receipts, strict=True):
                 self._confirmed(message, receipt)
         else:
-            await self._post(producer)
+            await self._post()
 
     async def _until_stored(self) -> None:
         """Send one under its id, and again if it is not known what became of it, also after a kill."""
@@ -150,11 +169,14 @@ class _Sending:
         notes.sent[sender.name] += len(messages)
         notes.staged.pop((sender.name, 0), None)
 
-    async def _post(self, producer: postroom.Producer) -> None:
+    async def _post(self) -> None:
+        """In a stream each is a batch, which leaves while those before it are under way."""
         posted = []
         for message in self._messages(6):
             how: dict[str, Any] = {"key": message.key, "delay": message.delay}
-            posted.append((message, await producer.post(message.value, **how)))
+            posted.append((message, await self._producer.post(message.value, **how)))
+            if self._sender.way == "stream":
+                await asyncio.sleep(2 * self._notes.plan.flush_s * self._draw.random())
         failed: postroom.PostroomError | None = None
         for message, future in posted:
             try:
@@ -168,8 +190,9 @@ class _Sending:
         sender, notes, found = self._sender, self._notes, []
         for _ in range(min(most, sender.messages - notes.sent.get(sender.name, 0))):
             number = notes.sent[sender.name] = notes.sent.get(sender.name, 0) + 1
-            key = f"k{int(self._draw.random() * sender.keys)}" if sender.keys else None
+            key = f"{self._keys}k{int(self._draw.random() * sender.keys)}" if sender.keys else None
             later = sender.delay_s and self._draw.random() < 0.5
+            later = later and not (self._keys and notes.plan.steps)  # it counts by their own wall clock
             delay = round(sender.delay_s * self._draw.random(), 3) if later else 0
             fate = self._fate()
             id = f"{sender.name}-{number}-{fate}"
@@ -186,7 +209,10 @@ class _Sending:
         return self._notes.world.now_ns + int((delay - 0.002) * 1e9)
 
     def _fate(self) -> str:
-        if self._draw.random() >= self._notes.plan.bad:
+        plan, drawn = self._notes.plan, self._draw.random()
+        if drawn < plan.poison:
+            return "kill"
+        if drawn >= plan.bad:
             return "ack"
         return ("retry", "dead", "fail")[int(self._draw.random() * 3)]
 
@@ -201,13 +227,13 @@ class _Sending:
 
 
 async def consume(notes: Notes, group: Group, me: str, url: str) -> None:
-    await _ready(notes)
+    await is_ready(notes)
     mq = await connected(notes, url)
     while True:
         try:
             await _Consuming(notes, group, me, mq).run()
         except postroom.PostroomError as error:
-            if not _passes(error):
+            if not passes(error):
                 raise
             notes.world.trace(f"cannot consume: {error.code}")
             await asyncio.sleep(0.05)
@@ -243,6 +269,8 @@ class _Consuming:
             line = self._line(message)
             if line in returned:
                 continue
+            if id.endswith("kill") and not self._broadcast and not self._notes.mended:
+                return await self._die(id)
             if fails or self._draw.random() < 0.02:
                 returned[line] = (message, fails)
             else:
@@ -253,6 +281,13 @@ class _Consuming:
         if self._group.slow_s:
             await asyncio.sleep(self._group.slow_s * self._draw.random())
         return done
+
+    async def _die(self, id: str) -> list[Received]:
+        """Poison: whatever else this member has been given goes back when its lease ends (I14)."""
+        self._note("condemned", id)
+        self._notes.die(self._me)
+        await asyncio.Event().wait()
+        return []
 
     def _fails(self, id: str, attempt: int) -> bool:
         if id.endswith("fail") and not self._notes.mended:
@@ -304,7 +339,7 @@ class _Consuming:
             try:
                 return await settle()
             except postroom.StoreError as error:
-                if not _passes(error):
+                if not passes(error):
                     raise
                 await asyncio.sleep(0.02)
 
@@ -312,14 +347,15 @@ class _Consuming:
 # ---- brokers, and the route ----
 
 
-async def serve(notes: Notes, path: str, host: str, port: int) -> None:
+async def serve(notes: Notes, path: str, host: str, port: int, kafka: int | None = None) -> None:
+    """`kafka`: the port for Kafka clients."""
     mq = await connected(notes, path)
     while True:
         try:
-            await mq.serve(host, port)
+            await mq.serve(host, port, kafka=kafka)
             break
         except postroom.PostroomError as error:
-            if not _passes(error):
+            if not passes(error):
                 raise
             await asyncio.sleep(0.2)
     notes.world.trace(f"serves at {port}")
@@ -328,7 +364,7 @@ async def serve(notes: Notes, path: str, host: str, port: int) -> None:
 
 async def change(notes: Notes, me: str, url: str) -> None:
     """Change the route as often as the plan says, over all runs."""
-    await _ready(notes)
+    await is_ready(notes)
     mq, draw = await connected(notes, url), notes.world.draw
     while notes.sent.get("changes", 0) < notes.plan.changes:
         await asyncio.sleep(draw.random())
@@ -338,7 +374,7 @@ async def change(notes: Notes, me: str, url: str) -> None:
         except (postroom.RouteConflict, postroom.UnknownPartition) as error:
             notes.world.trace(f"not changed: {error.code}")
         except postroom.StoreError as error:
-            if not _passes(error):
+            if not passes(error):
                 raise
             notes.world.trace(f"not changed: {error.code}")
     notes.done.add("changer")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -21,17 +22,21 @@ import postroom
 from postroom.testing import check
 
 from .disk import Disk
+from .forwarding import own_database, relay, spool
+from .kafka_member import member
 from .loop import run_process
 from .network import Network
-from .plan import DISK, Fault, Plan, plan_of
+from .plan import DISK, SPOOL, Fault, Group, Plan, Sender, plan_of
 from .roles import TOPIC, Notes, change, connected, consume, produce, serve
 from .world import Process, World
 
 __all__ = ["Outcome", "play"]
 
-_PORT = 7070
+_PORT, _KAFKA_PORT = 7070, 9092
 _LAZY_NS = 10**15  # SQLite flushes what it wrote lazily at some later checkpoint: here, never by itself
 _FINISH_S = 300.0
+_NO_DEAD_LETTERS = ("broadcast", "kafka")
+_POISON_S = 4.0  # so long a poisonous message kills; a lease or two, again and again
 _FRESH_S = 1.5  # a route is not older than this
 _UNNOTED_S = 1.0  # until it is asked for what nobody has noted as settled
 _RECONNECT_S = 1.0  # until whoever was connected to a broker has found another, or the same again
@@ -67,15 +72,18 @@ class _Job:
 
 
 class Director:
-    def __init__(self, world: World, plan: Plan, disk: Disk) -> None:
-        self.world, self.plan, self.disk = world, plan, disk
+    def __init__(self, world: World, plan: Plan, disks: dict[str, Disk]) -> None:
+        """`disks` are those of the machines: one has the queue's files, others have spools and outboxes."""
+        self.world, self.plan, self.disks = world, plan, disks
+        disk = self.disk = disks[DISK]
         self.network: Network = world.network  # type: ignore[attr-defined]
         self.path = f"sqlite:///{disk.path}"
         brokers = ",".join(f"{DISK}:{_PORT + n}" for n in range(plan.served))
         self.served = f"postroom://{brokers}"
-        self.notes = Notes(world, plan)
+        self.notes = Notes(world, plan, die=self._die)
         self.jobs: list[_Job] = []
         self.troubles: list[str] = []
+        self.innocent: list[str] = []  # stopped, though nothing was wrong with them
         self.healed = False
 
     @property
@@ -89,21 +97,42 @@ class Director:
         plan, notes = self.plan, self.notes
         for number in range(plan.served):
             port = _PORT + number
-            self._add(f"broker{number}", DISK, lambda me, port=port: serve(notes, self.path, DISK, port))
+            kafka = _KAFKA_PORT + number if plan.kafka else None
+            main = partial(serve, notes, self.path, DISK, port, kafka)
+            self._add(f"broker{number}", DISK, lambda me, main=main: main())
         for sender in plan.senders:
-            self._hire_one(sender.name, partial(produce, notes, sender), lasts=True)
+            self._hire_sender(sender)
         for group in plan.groups:
             for number in range(group.members):
-                self._hire_one(f"{group.name[0]}{number}", partial(consume, notes, group))
+                self._hire_member(group, number)
         if plan.changes:
             self._hire_one("changer", partial(change, notes), lasts=True)
 
+    def _hire_sender(self, sender: Sender) -> None:
+        """The relays of an outbox are where its database is."""
+        mains: dict[str, Callable[..., Any]] = {"spool": spool, "outbox": own_database}
+        main, (machine, url) = mains.get(sender.way, produce), self._place()
+        self._add(sender.name, machine, lambda me: main(self.notes, sender, me, url), lasts=True)
+        for number in range(sender.relays):
+            self._add(f"{sender.name}r{number}", machine, lambda me: relay(self.notes, sender, me, url))
+
+    def _hire_member(self, group: Group, number: int) -> None:
+        name = f"{group.name[0]}{number}"
+        if group.mode != "kafka":
+            return self._hire_one(name, partial(consume, self.notes, group))
+        brokers = [(DISK, _KAFKA_PORT + broker) for broker in range(self.plan.served)]
+        machine = f"127.0.1.{1 + int(self.world.draw.random() * self.plan.machines)}"
+        self._add(name, machine, lambda me: member(self.notes, group, me, brokers))
+
     def _hire_one(self, name: str, main: Callable[[str, str], Any], *, lasts: bool = False) -> None:
-        """On some machine, through the brokers; some have the files open beside them."""
-        machine, url = DISK, self.path
-        if self.plan.served and self.world.draw.random() < 0.8:
-            machine, url = f"127.0.1.{1 + int(self.world.draw.random() * self.plan.machines)}", self.served
+        machine, url = self._place()
         self._add(name, machine, lambda me: main(me, url), lasts=lasts)
+
+    def _place(self) -> tuple[str, str]:
+        """Some machine, through the brokers; some have the files open beside them."""
+        if self.plan.served and self.world.draw.random() < 0.8:
+            return f"127.0.1.{1 + int(self.world.draw.random() * self.plan.machines)}", self.served
+        return DISK, self.path
 
     def _add(self, name: str, machine: str, main: Callable[[str], Any], *, lasts: bool = False) -> None:
         job = _Job(name, machine, main, lasts=lasts)
@@ -114,7 +143,7 @@ class Director:
         job.runs += 1
         me = f"{job.name}#{job.runs}"
         process = job.process = self.world.process(me, job.machine)
-        process.on_death.append(lambda: self.disk.close_of(process))
+        process.on_death.append(lambda: self.disks[job.machine].close_of(process))
         run_process(self.world, process, lambda: job.main(me))
 
     def _kill(self, job: _Job, again_s: float) -> None:
@@ -127,6 +156,13 @@ class Director:
             self._cut_off(job, again_s + _RECONNECT_S)
         self.world.kill(process)
         self.world.call_later(again_s, lambda: self._start(job))
+
+    def _die(self, me: str) -> None:
+        """A message has killed its consumer."""
+        again_s = 0.01 + 0.1 * self.world.draw.random()
+        for job in self.jobs:
+            if job.process is not None and job.process.name == me:
+                self.world.call_later(0, partial(self._kill, job, again_s))
 
     def _cut_off(self, broker: _Job, for_s: float) -> None:
         """Whoever it serves may renew no lease meanwhile: to all others, it stands still."""
@@ -203,11 +239,13 @@ class Director:
                 if job.process is process and not self.healed:
                     self._kill(job, again_s)
 
-        self.disk.fatal_in, self.disk.kill = 1 + int(fault.number * 12), kill
+        for disk in self.disks.values():
+            disk.fatal_in, disk.kill = 1 + int(fault.number * 12), kill
 
     def _do_glitch(self, fault: Fault) -> None:
         """One commit fails, and the next does not."""
-        self.disk.glitch_in = 1 + int(fault.number * 12)
+        for disk in self.disks.values():
+            disk.glitch_in = 1 + int(fault.number * 12)
 
     def _do_clock(self, fault: Fault) -> None:
         """Never more than an hour from the time: a step by more than two moves leases, and says so."""
@@ -247,7 +285,8 @@ class Director:
         for fault in self.plan.faults:
             await asyncio.sleep(max(0.0, begin + fault.at_s - asyncio.get_running_loop().time()))
             self._trouble(fault)
-        await asyncio.sleep(max((fault.for_s for fault in self.plan.faults), default=0.0))
+        lasts = max((fault.for_s for fault in self.plan.faults), default=0.0)
+        await asyncio.sleep(max(lasts, _POISON_S if self.plan.poison else 0.0))
         self._heal()
         until = asyncio.get_running_loop().time() + _FINISH_S
         await self._seems_finished(until)
@@ -260,6 +299,8 @@ class Director:
         plan = self.plan
         await mq.create_topic(TOPIC, partitions=plan.partitions, storage=plan.storage, dedup_window="10m")  # type: ignore[arg-type]
         for group in plan.groups:
+            if group.mode == "kafka":
+                continue  # it is there once somebody joins it
             order = {"order": group.order, "exhausted": group.exhausted} if group.mode == "ordered" else {}
             most = {} if group.mode == "broadcast" else {"max_attempts": plan.max_attempts}
             wish: dict[str, Any] = {"mode": group.mode, "lease": group.lease_s, **order, **most}
@@ -272,7 +313,9 @@ class Director:
         self.network.heal()
         self.network.dark.clear()
         self.disk.failing_until_ns = self.disk.full_until_ns = 0
-        self.disk.fatal_in = self.disk.glitch_in = self.network.lost_in = 0
+        self.network.lost_in = 0
+        for disk in self.disks.values():
+            disk.fatal_in = disk.glitch_in = 0
         self._hurry()
         for job in self.jobs:
             if job.process is not None:
@@ -306,8 +349,10 @@ class Director:
             delayed = (await mq.topic(TOPIC)).delayed
             for group in self.plan.groups:
                 if group.exhausted == "stop":
-                    await mq.restart_stopped(TOPIC, group.name)
-            lags = [await mq.lag(TOPIC, name) for name in self._group_names()]
+                    await self._restart(mq, group.name)
+            empty = self.plan.kafka and not [one async for one in mq.read(TOPIC)]
+            names = [name for name in self._group_names() if not (empty and name == "kafka")]
+            lags = [await mq.lag(TOPIC, name) for name in names]  # without a commit there is no such group
         except postroom.UnknownGroup as error:  # a member that was never there
             return [error.code]
         except postroom.PostroomError as error:
@@ -316,6 +361,14 @@ class Director:
             return [error.code]
         behind = [f"{lag.group} {lag.total.messages}" for lag in lags if lag.total.messages]
         return [*([f"{delayed} delayed"] if delayed else []), *behind]
+
+    async def _restart(self, mq: postroom.Connection, group: str) -> None:
+        """As people would. They find only what a member has condemned."""
+        for one in await mq.stopped(TOPIC, group):
+            id = one.value.decode()
+            if not any(event.did == "condemned" and event.id == id for event in self.notes.events):
+                self.innocent.append(f"{group}: innocent: {id} (stopped: {one.reason})")
+        await mq.restart_stopped(TOPIC, group)
 
     def _group_names(self) -> list[str]:
         """In mode "broadcast" every member has a group of its own."""
@@ -334,17 +387,18 @@ class Director:
             at = {"partition": message.partition, "offset": message.offset}
             self.notes.note("stored", "", message.value.decode(), **at)
         for group in self.plan.groups:
-            if group.mode != "broadcast":
+            if group.mode not in _NO_DEAD_LETTERS:
                 for letter in await mq.dead_letters(TOPIC, group.name, limit=10_000):
                     self.notes.note("dead", "", letter.value.decode(), group=group.name)
 
     def judged(self) -> list[str]:
-        events, faults = self.notes.events, []
+        events, faults = self.notes.events, list(dict.fromkeys(self.innocent))
         modes = {group.name: group for group in self.plan.groups}
         for name in self._group_names():
             group = modes[name.partition("@")[0]]
             verdict = check.group(
-                events, name, ordered=group.mode == "ordered", dead_letters=group.mode != "broadcast",
+                events, name, ordered=group.mode in ("ordered", "kafka"),
+                dead_letters=group.mode not in _NO_DEAD_LETTERS,
                 lease_ns=int(group.lease_s * 2e9), lazy_ns=_LAZY_NS,
             )  # fmt: skip
             self.world.trace(f"{name}: {verdict}")
@@ -352,7 +406,7 @@ class Director:
             faults += [
                 f"{name}: {fault}"
                 for fault in verdict.faults
-                if fault.kind != "not dead" or not fault.id.endswith("fail")
+                if fault.kind != "not dead" or not fault.id.endswith(("fail", "kill"))
             ]
         verdict = check.log(events)
         self.world.trace(f"log: {verdict}")
@@ -371,7 +425,7 @@ class _Told(logging.Handler):
         self.unexpected: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._world.trace(f"log: {record.levelname} {record.getMessage()[:200]}")
+        self._world.trace(f"log: {record.levelname} {record.getMessage()}")
         if record.exc_info and record.exc_info[1] is not None:
             self.unexpected.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
 
@@ -387,16 +441,28 @@ def _listening(world: World) -> Iterator[_Told]:
         logger.removeHandler(told)
 
 
+def _disks(world: World, plan: Plan, folder: Path, template: Path) -> dict[str, Disk]:
+    found = {DISK: Disk(world, folder, template)}
+    for number in range(1, plan.machines + 1):
+        found[f"127.0.1.{number}"] = Disk(world, folder / f"machine{number}")
+    for disk in found.values():
+        disk.flush_s = plan.flush_s
+        for sender in plan.senders:
+            if sender.way == "spool":
+                shutil.copyfile(template.with_name(SPOOL), disk.folder / f"{sender.name}.spool")
+    return found
+
+
 def play(seed: int, folder: Path, template: Path) -> Outcome:
     """Run a seed to its end."""
     world = World(seed, until_s=900, steps=600_000)
     world.network = Network(world)  # type: ignore[attr-defined]
     plan = plan_of(seed)
-    disk = Disk(world, folder, template)
-    world.disks = {DISK: disk}  # type: ignore[attr-defined]
-    disk.flush_s, world.network.slow_s = plan.flush_s, plan.slow_s  # type: ignore[attr-defined]
+    world.disks = disks = _disks(world, plan, folder, template)  # type: ignore[attr-defined]
+    world.folder = f"{folder}/"
+    world.network.slow_s = plan.slow_s  # type: ignore[attr-defined]
     outcome = Outcome(seed)
-    director = Director(world, plan, disk)
+    director = Director(world, plan, disks)
     for line in plan.lines():
         world.trace(line)
     run_process(world, world.process("director", DISK), director.direct)

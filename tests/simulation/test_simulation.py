@@ -8,14 +8,25 @@ import sys
 
 import pytest
 
-# Chosen by their plans, which are like those of seeds that failed; these two have not been seen to fail.
+# What these found in Postroom has tests of its own: a commit of an outbox that failed (test_writing), a clock
+# that was set back (test_relay), an answer that was slow (test_forwarder), a suspect that was released
+# (client/consumer/test_ordered), a verdict that was given once more (client/consumer/test_settling_late). So
+# has what seeds of earlier plans found, which are other worlds now: polls without a pause (likewise
+# test_ordered), delays that came early (test_remote), a start that was not noticed (test_clock_steps).
 FOUND = {
-    878: "the disk is slow twice at once, for longer than a lease",
-    9306: "the wall clock is set back again and again, with delayed messages",
+    200761: "a poisonous message was never counted, and the one behind it was",
+    500315: "a dead letter that was stored late was refused when it was given once more",
+    302081: "power is lost while the database of an outbox is being opened",
+    4403: "a relay was killed, and the wall clock set back",
+    2428: "the commit of an outbox failed, and its transaction stayed open",
 }
-# Seeds of plans that were drawn otherwise are other worlds now. What they found in Postroom has its tests:
-# delays that came early (test_remote), a start that was not noticed and polls after one (test_clock_steps),
-# polls without a pause after a hand-over that failed (client/consumer/test_ordered).
+
+BREAKS = {
+    "memory": 1, "repeats": 84, "gaps": 867, "reroute": 571, "unsettled": 6, "reply": 146, "tokens": 4,
+    "flush": 6, "start": 1248, "lazy": 1383, "latest": 4, "gate": 159, "resume": 99, "stamps": 55, "ids": 116,
+    "window": 430, "suspects": 7, "clock": 40, "control": 15, "decision": 20, "leader": 18, "generation": 312,
+}  # fmt: skip
+"""By name, the first seed that finds it (docs/how-it-is-proven.md)."""
 
 
 def run(*options: str, hash_seed: str = "0") -> subprocess.CompletedProcess[str]:
@@ -57,8 +68,10 @@ def test_some_worlds_keep_their_promises_twice(first: int) -> None:
 
 
 @pytest.mark.slow("starts programs that simulate worlds")
-@pytest.mark.parametrize(("broken", "seed"), [("flush", 3), ("control", 2)])
-def test_a_break_is_found(broken: str, seed: int) -> None:
-    """A simulator that finds nothing proves nothing."""
-    done = run("--break", broken, "--seed", str(seed))
+@pytest.mark.parametrize("broken", BREAKS)
+def test_a_break_is_found(broken: str) -> None:
+    """A simulator that finds nothing proves nothing. And without the break that world has no fault."""
+    seed = str(BREAKS[broken])
+    done = run("--break", broken, "--seed", seed)
     assert done.returncode == 1 and "FAULT" in done.stdout
+    assert run("--seed", seed).returncode == 0

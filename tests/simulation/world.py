@@ -88,6 +88,7 @@ class World:
         self.now_ns = _START_NS
         self.current: Fiber | None = None
         self.lines: list[str] = []
+        self.folder = ""  # of its files, which has another name each time: it is left out of the lines
         self.digest = 0
         self.steps = 0
         self._most_steps, self._end_ns = steps, _START_NS + int(until_s * 1e9)
@@ -295,4 +296,6 @@ class World:
 
     def trace(self, text: str) -> None:
         who = self.current.process.name if self.current is not None else "world"
+        if self.folder:
+            text = text.replace(self.folder, "")
         self.lines.append(f"{self.elapsed_s:11.6f} {who:10} {text}")

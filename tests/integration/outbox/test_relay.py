@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -323,6 +324,18 @@ async def test_of_two_relays_one_leads_until_it_stops(database: Database, mq: po
     await eventually(lambda: other.forwarded == 20)
     await other.stop()
     _in_order(await received(mq, "orders", 40), 40)
+
+
+async def test_a_clock_that_was_set_back_holds_up_no_relay(shop: Database, mq: postroom.Connection) -> None:
+    """I26: the leader is gone, and its lease ends an hour from now. Seed 4403 of the simulator."""
+    outbox, connection = postroom.Outbox(), shop.connect()
+    outbox.send(connection, "orders", b"one")
+    hour = "UPDATE postroom_outbox_relay SET holder = 'gone', until_ms = ?"
+    connection.execute(hour, (int((time.time() + 3600) * 1000),))
+    connection.commit()
+    async with outbox.relay(mq, shop.url, lease=1, poll=0.1):
+        assert [message.value for message in await received(mq, "orders", 1)] == [b"one"]
+    connection.close()
 
 
 @pytest.mark.parametrize("way", ["address", "function", "engine"])

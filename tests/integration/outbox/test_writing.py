@@ -100,6 +100,29 @@ def test_a_commit_leaves_the_message_and_a_rollback_nothing(
     assert database.values() == [b"one", b"two", b"three"]
 
 
+def test_a_commit_that_fails_is_rolled_back_and_not_left_to_the_next_block(
+    shop: Database, outbox: postroom.Outbox
+) -> None:
+    """SQLite leaves the transaction open then, with its lock: seeds 1452, 2428 and 2482 of the simulator."""
+    connection = sqlite3.connect(shop.url.removeprefix("sqlite:///"), isolation_level=None)
+    connection.executescript("""PRAGMA foreign_keys = ON;
+        CREATE TABLE customers (id INTEGER PRIMARY KEY);
+        CREATE TABLE orders (customer INTEGER REFERENCES customers (id) DEFERRABLE INITIALLY DEFERRED);""")
+
+    @outbox.transactional
+    def order(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO orders VALUES (42)")
+        outbox.send(connection, "orders", b"never")
+
+    with pytest.raises(sqlite3.IntegrityError):
+        order(connection)
+    assert not connection.in_transaction
+    with outbox.transaction(connection):
+        outbox.send(connection, "orders", b"done")
+    assert shop.values() == [b"done"]
+    connection.close()
+
+
 def test_it_joins_a_transaction_of_the_callers(
     database: Database, outbox: postroom.Outbox, connection: Any
 ) -> None:

@@ -351,6 +351,28 @@ async def test_a_topic_that_is_slow_holds_up_no_other(monkeypatch: pytest.Monkey
     assert found == sorted(found) and len(set(found)) == 1505
 
 
+async def test_a_slow_answer_to_what_failed_before_is_waited_for(tune: Tune) -> None:
+    """The pause after the failure is over by then: seed 101302 of the simulator looked again without end."""
+    tune(client={"line_s": 0.01})
+    endpoint, rows, go_on = FakeEndpoint(partitions=1), Rows(), asyncio.Event()
+    endpoint.on["append"] += [raising(BrokerUnavailable("away")), go_on.wait]
+    rows.add(1)
+    forwarder = Forwarder(endpoint, rows)  # type: ignore[arg-type]
+    await forwarder.run_once()  # it fails
+    await until(lambda: not forwarder._waiting())
+    assert await forwarder.run_once() == 1 and forwarder._waiting()  # it is not answered
+    assert await forwarder.run_once() == 0
+    forwarder._woken.clear()
+    idle = asyncio.create_task(forwarder._idle())
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert not idle.done()
+    go_on.set()
+    await asyncio.wait_for(idle, LONG)
+    assert await forwarder.run_once() == 1 and not rows.rows
+    await forwarder.stop()
+
+
 async def test_a_slow_line_is_cut_off_with_the_forwarder(tune: Tune) -> None:
     tune(client={"line_s": 0.01})
     endpoint, rows = FakeEndpoint(partitions=1), Rows()

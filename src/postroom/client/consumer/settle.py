@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -54,6 +55,7 @@ Run: TypeAlias = tuple[LeasedDelivery, int, int]
 """Messages of a delivery by index, end excluded."""
 
 _FEW_ACKS = 100  # ranges that go with a poll
+_STORED_LATE = 16  # rounds that may be asked for once more
 
 TakeAlong: TypeAlias = Callable[
     [Sequence[Settle], Sequence[Run]], "asyncio.Future[SettleReply | None] | None"
@@ -66,7 +68,7 @@ class _Round:
     """Verdicts that go to the store in one call."""
 
     __slots__ = (
-        "_callers", "_done", "_ended", "_error", "_loop", "acks", "later", "others", "runs", "since",
+        "_callers", "_done", "_ended", "_error", "_loop", "acks", "late", "later", "others", "runs", "since",
         "some_lost", "unsure",
     )  # fmt: skip
 
@@ -80,6 +82,7 @@ class _Round:
         self._ended, self._error = False, cast("Exception | None", None)
         self.since = loop.time()  # those who wait do so since then
         self.unsure = False  # the store has failed to take it: it is tried again
+        self.late = False  # somebody was told so, and may ask for it once more
         self.some_lost = False
         self.later: _Round | None = None  # what of it is on a shard that is away
 
@@ -110,7 +113,7 @@ class _Round:
 
     def is_late(self, error: PostroomError) -> None:
         """Those who wait have waited long enough; who comes from now on may wait as long again."""
-        self.since = self._loop.time()
+        self.since, self.late = self._loop.time(), True
         self._tell(error)
 
     def _tell(self, error: Exception | None) -> None:
@@ -190,6 +193,7 @@ class Settler:
         self._current_round: _Round | None = None
         self._task: asyncio.Task[None] | None = None
         self._put_off: dict[asyncio.Task[None], _Round] = {}
+        self._stored_late: deque[_Round] = deque(maxlen=_STORED_LATE)
         self._failing = False
         self._hurry = asyncio.Event()  # what is tried again is tried now
 
@@ -239,12 +243,14 @@ class Settler:
         return self._add((delivery, index, index + 1), "ack", None) if delivery.state[index] == OPEN else None
 
     def _again(self, runs: Sequence[Run], kind: Kind) -> _Round | None:
-        """The round that has this already and is tried again: what the caller was told to wait for."""
+        """The round that has this already and is tried again, or was stored at last: what the caller was told
+        to wait for."""
         off = self._put_off.values()
         if kind == "ack":  # of the others, the newest is the last to be stored
             return next((one for one in off if _all_acking(one, runs)), None)
         unsure = [one for one in (*off, self._current_round, self._gathering) if one and one.unsure]
-        return next((one for one in unsure if all(one.has(run, kind) for run in runs)), None)
+        known = (*unsure, *self._stored_late)
+        return next((one for one in known if all(one.has(run, kind) for run in runs)), None)
 
     def submit(self, runs: Sequence[Run], kind: Kind, how: Verdict | None = None) -> _Round | None:
         """Mark the messages and put them on their way; None: there is nothing to wait for."""
@@ -437,6 +443,8 @@ class Settler:
             self._in_flight.lose(_key_of(part), spans)
         if gone and current.unsure:
             log.warning("%s: what was tried again is in other hands by now", self.who.member)
+        if current.late and current.others:
+            self._stored_late.append(current)
         current.end()
 
     def _undo(self, current: _Round, error: BaseException) -> None:

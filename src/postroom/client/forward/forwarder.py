@@ -130,6 +130,7 @@ class Forwarder:
         self._thread = ThreadPoolExecutor(1, "postroom-forward")
         self._longest_look_s = look_ms / 1000
         self._look_s = self._tuning.first_check_s
+        self._looked_at = 0.0  # by the loop's clock
         self._woken = asyncio.Event()
         self._routes: dict[str, tuple[Route, float]] = {}
         self._turns: dict[str, int] = {}
@@ -322,7 +323,7 @@ class Forwarder:
 
     def _waiting(self) -> set[str]:
         """Topics of which nothing is to be taken now."""
-        now = self._loop.time()
+        now = self._looked_at = self._loop.time()
         held = {topic for topic, hold in self._held.items() if hold.until > now}
         return held.union(self._under_way.values())
 
@@ -341,8 +342,9 @@ class Forwarder:
             await self._ask(self._source.tell, topic, None)
 
     async def _idle(self) -> None:
-        """Until there may be rows, or a topic is tried again."""
-        until = [hold.until for hold in self._held.values()]
+        """Until there may be rows, or a topic is tried again. One that was tried has no time: it is under
+        way, and its answer wakes this, or has no rows."""
+        until = [hold.until for hold in self._held.values() if hold.until > self._looked_at]
         if self._longest_look_s:
             until.append(self._loop.time() + self._look_s)
             self._look_s = min(2 * self._look_s, self._longest_look_s)

@@ -246,13 +246,13 @@ class OutboxSource:
         with self._reading() as theirs:
             version, holder, until = self._relay_row(theirs, "version, holder, until_ms")
             self.table.check_version(version)
-            if holder != self.holder and (self.leading or until > now_ms(theirs)):
+            if holder != self.holder and (self.leading or self._lasts(until, now_ms(theirs))):
                 return self._refused()
         asked = time.monotonic()
         with self._begun() as theirs:
             holder, until = self._relay_row(theirs, "holder, until_ms", lock=True)
             now = now_ms(theirs)
-            if holder != self.holder and (self.leading or until > now):
+            if holder != self.holder and (self.leading or self._lasts(until, now)):
                 return self._refused()
             sql = f"UPDATE {self.table.relay} SET holder = ?, until_ms = ? WHERE id = 1"
             theirs.run(sql, [self.holder, now + self._lease_ms])
@@ -260,6 +260,11 @@ class OutboxSource:
         if self._way is not None:
             self._way.leads()
         return True
+
+    def _lasts(self, until: int, now: int) -> bool:
+        """Whether a lease has not passed. One that ends later than any was given is of a clock that was set
+        back since: whoever has it may be gone, and if not, it changes nothing any more (I26)."""
+        return now < until <= now + 2 * self._lease_ms
 
     def _refused(self) -> bool:
         if self.leading:

@@ -62,11 +62,11 @@ def begun(connection: Any, depth: int = 0) -> Iterator[None]:
     ends = _begin(connection, depth)
     try:
         yield
+        ends.commit()  # one that fails may leave the transaction open: the next block would commit it
     except BaseException:
         with suppress(Exception):  # it is lost, and its transaction with it; the first error says more
             ends.rollback()
         raise
-    ends.commit()
 
 
 @asynccontextmanager
@@ -74,11 +74,11 @@ async def begun_async(connection: Any, depth: int = 0) -> AsyncIterator[None]:
     ends = await connection.begin_nested() if depth else connection
     try:
         yield
+        await ends.commit()
     except BaseException:
         with suppress(Exception):
             await ends.rollback()
         raise
-    await ends.commit()
 
 
 def _begin(connection: Any, depth: int) -> _Ends:

@@ -327,6 +327,20 @@ async def test_a_suspect_is_settled_before_more_is_asked_for(
         assert polls(endpoint)[1].empty_handed
 
 
+async def test_a_suspect_is_handled_at_once_though_the_clock_here_is_behind(
+    mq: Connection, endpoint: OrderedEndpoint, clock: ManualClock
+) -> None:
+    """I14: its time is when its last holder was gone. One that was released because of it was never counted,
+    and innocents were instead: seed 200761 of the simulator."""
+    await fill(mq, "ab")
+    endpoint.kept[1].cursor = 1
+    endpoint.kept[1].unsettled[0] = Unsettled(2, clock.now_ms() + 20, received=False, alone=True)
+    async with mq.consumer("orders", "billing", window=1) as consumer:
+        (suspect,) = await consumer.poll()
+        assert suspect.value == b"a0" and not endpoint.settled
+        await suspect.ack()
+
+
 async def test_a_suspect_is_handled_while_nothing_else_is(
     mq: Connection, endpoint: OrderedEndpoint, clock: ManualClock
 ) -> None:

@@ -129,6 +129,28 @@ async def test_the_same_verdict_again_waits_for_the_same_try(endpoint: FakeEndpo
             await consumer.ack(await consumer.poll())
 
 
+@pytest.mark.parametrize("kind", ["ack", "retry", "release"])
+async def test_the_same_verdict_again_is_harmless_once_it_is_stored(
+    endpoint: FakeEndpoint, ordered: OrderedEndpoint, kind: str
+) -> None:
+    """Whoever was told to settle it the same way again need not be quicker: seed 500315 of the simulator."""
+    for one in (endpoint, ordered):
+        faulty = Faulty(one)
+        async with opened(one, 1) as consumer:
+            (message,) = await consumer.poll()
+            faulty.error = AWAY
+            await late(getattr(message, kind)())
+            faulty.error = None
+            await until(lambda one=one: (kind, 0, 0) in verdicts(one))  # type: ignore[misc]
+            await asyncio.wait_for(getattr(message, kind)(), 30)
+            assert [v for v in verdicts(one) if v[0] == kind] == [(kind, 0, 0)]
+            with pytest.raises(UsageError, match="settle each once"):
+                await (message.retry() if kind == "ack" else message.ack())
+            if kind != "ack":  # it comes again, and is settled anew
+                (again,) = await consumer.poll()
+                await again.ack()
+
+
 async def test_a_list_behind_one_that_fails_is_told_as_well(endpoint: FakeEndpoint) -> None:
     faulty = Faulty(endpoint)
     async with opened(endpoint, 4) as consumer:
