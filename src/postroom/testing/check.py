@@ -353,9 +353,10 @@ class _Repeats:
 
     def _forgotten(self, earlier: _Handling, later: _Handling) -> bool:
         """A crash forgot a hand-out: it is handed out again, and its holder handles it all the same. The next
-        may be the holder itself, whose ack was confirmed once the database was back."""
+        may be the holder itself, whose ack was confirmed once the database was back. Nobody takes over for a
+        lease from then on."""
         return any(
-            outage.crash and outage.at <= earlier.at <= later.at <= outage.at + self._lease_ns
+            outage.crash and outage.at <= earlier.at <= later.at <= outage.until + self._lease_ns
             for outage in self._seen.outages
         )
 

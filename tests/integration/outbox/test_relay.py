@@ -333,7 +333,7 @@ async def test_a_clock_that_was_set_back_holds_up_no_relay(shop: Database, mq: p
     hour = "UPDATE postroom_outbox_relay SET holder = 'gone', until_ms = ?"
     connection.execute(hour, (int((time.time() + 3600) * 1000),))
     connection.commit()
-    async with outbox.relay(mq, shop.url, lease=1, poll=0.1):
+    async with outbox.relay(mq, shop.url, lease=0.1, poll=0.1):
         assert [message.value for message in await received(mq, "orders", 1)] == [b"one"]
     connection.close()
 

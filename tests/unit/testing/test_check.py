@@ -131,10 +131,10 @@ def test_a_crash_may_forget_an_ack_that_was_not_flushed() -> None:
 
 def test_a_crash_may_forget_a_hand_out_for_one_lease() -> None:
     crash, first = Event(10, "outage", until=20, crash=True), handled(30, A)
-    assert judged(sent(A), first, handled(40, A, "c1"), [crash], lease_ns=30).excused == {"forgotten": 1}
-    assert judged(sent(A), first, handled(41, A, "c1"), [crash], lease_ns=30).of("acked again") == [A]
-    assert judged(sent(A), first, handled(40, A), [crash], lease_ns=30).excused == {"forgotten": 1}
-    assert judged(sent(A), first, handled(41, A), [crash], lease_ns=30).of("acked again") == [A]
+    assert judged(sent(A), first, handled(50, A, "c1"), [crash], lease_ns=30).excused == {"forgotten": 1}
+    assert judged(sent(A), first, handled(51, A, "c1"), [crash], lease_ns=30).of("acked again") == [A]
+    assert judged(sent(A), first, handled(50, A), [crash], lease_ns=30).excused == {"forgotten": 1}
+    assert judged(sent(A), first, handled(51, A), [crash], lease_ns=30).of("acked again") == [A]
 
 
 def test_who_was_cut_off_may_have_lost_its_lease() -> None:

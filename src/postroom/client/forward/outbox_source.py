@@ -96,6 +96,7 @@ Stamped = list[tuple[str, int, int, int, list[int]]]
 """Topic, the three numbers of the stamp, and the ids of the rows."""
 
 _AT_ONCE = 500  # ids in one statement
+_SILENT_LEASES = 20  # a lease that nobody renews for so many of one's own is of another time
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Stamped).decode
 
@@ -120,7 +121,8 @@ class OutboxSource:
         self.leading = False
         self.idle = threading.Event()  # not set: rows were taken, and what became of them is not known yet
         self.stopping = False
-        self._renew_at = self._measure_at = 0.0  # by the monotonic clock
+        self._renew_at = self._measure_at = self._seen_at = 0.0  # by the monotonic clock
+        self._seen = ("", 0)  # another's lease, as it was since then
         self._connection: Any = None
 
     # ---- what the forwarder asks ----
@@ -246,13 +248,13 @@ class OutboxSource:
         with self._reading() as theirs:
             version, holder, until = self._relay_row(theirs, "version, holder, until_ms")
             self.table.check_version(version)
-            if holder != self.holder and (self.leading or self._lasts(until, now_ms(theirs))):
+            if holder != self.holder and (self.leading or self._lasts(holder, until, now_ms(theirs))):
                 return self._refused()
         asked = time.monotonic()
         with self._begun() as theirs:
             holder, until = self._relay_row(theirs, "holder, until_ms", lock=True)
             now = now_ms(theirs)
-            if holder != self.holder and (self.leading or self._lasts(until, now)):
+            if holder != self.holder and (self.leading or self._lasts(holder, until, now)):
                 return self._refused()
             sql = f"UPDATE {self.table.relay} SET holder = ?, until_ms = ? WHERE id = 1"
             theirs.run(sql, [self.holder, now + self._lease_ms])
@@ -261,10 +263,12 @@ class OutboxSource:
             self._way.leads()
         return True
 
-    def _lasts(self, until: int, now: int) -> bool:
-        """Whether a lease has not passed. One that ends later than any was given is of a clock that was set
-        back since: whoever has it may be gone, and if not, it changes nothing any more (I26)."""
-        return now < until <= now + 2 * self._lease_ms
+    def _lasts(self, holder: str, until: int, now: int) -> bool:
+        """Whether a lease has not passed. One that nobody renews for long is of a clock that was set back
+        since: whoever has it is gone, or changes nothing any more (I26)."""
+        if (holder, until) != self._seen:
+            self._seen, self._seen_at = (holder, until), time.monotonic()
+        return now < until and time.monotonic() - self._seen_at < _SILENT_LEASES * self._lease_ms / 1000
 
     def _refused(self) -> bool:
         if self.leading:
