@@ -350,8 +350,8 @@ class Director:
             for group in self.plan.groups:
                 if group.exhausted == "stop":
                     await self._restart(mq, group.name)
-            empty = self.plan.kafka and not [one async for one in mq.read(TOPIC)]
-            names = [name for name in self._group_names() if not (empty and name == "kafka")]
+            used = {one.partition async for one in mq.read(TOPIC)} if self.plan.kafka else set()
+            names = [name for name in self._group_names() if used or name != "kafka"]
             lags = [await mq.lag(TOPIC, name) for name in names]  # without a commit there is no such group
         except postroom.UnknownGroup as error:  # a member that was never there
             return [error.code]
@@ -360,6 +360,9 @@ class Director:
                 raise
             return [error.code]
         behind = [f"{lag.group} {lag.total.messages}" for lag in lags if lag.total.messages]
+        for lag in lags:  # where Kafka clients have committed nothing, nobody knows where they begin
+            if lag.group == "kafka" and (new := used - {row.partition for row in lag.partitions}):
+                behind.append(f"kafka has not begun {sorted(new)}")
         return [*([f"{delayed} delayed"] if delayed else []), *behind]
 
     async def _restart(self, mq: postroom.Connection, group: str) -> None:
