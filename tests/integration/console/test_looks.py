@@ -119,7 +119,9 @@ async def test_every_page_is_readable_by_day_by_night_and_on_a_phone(look: str) 
                 ):
                     await one.sees(chart)
             if path == "topics/orders":
-                assert await one.page.locator("svg.route rect").count() == 3 + 4  # both versions of its route
+                pieces = one.page.locator("svg.route rect")
+                await pieces.nth(3 + 4 - 1).wait_for()
+                assert await pieces.count() == 3 + 4  # both versions of its route
             await one.shoot(f"{look}/{path.replace('/', '-') or 'overview'}", whole=True)
             wide = await one.page.evaluate(
                 "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"

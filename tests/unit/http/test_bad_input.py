@@ -35,7 +35,7 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/topics/orders/groups", {**GROUP, "group": "made", "mode": "ordered", "start": "earliest"}),
     ("PATCH", "/topics/orders/groups/line", GROUP),
     ("POST", "/topics/orders/groups/g/reset", {"to": "earliest", "force": True}),
-    ("POST", "/topics/orders/groups/g/convert", {"mode": "shared", "force": False, "dry_run": True}),
+    ("POST", "/topics/orders/groups/g/convert", {"mode": "kafka", "force": False, "dry_run": True}),
     ("POST", "/topics/orders/groups/g/poll", {"max_messages": 1, "wait_s": 0, "member": "m", "base64": True}),
     ("POST", "/topics/orders/groups/g/settle", {**LISTS, "member": "m"}),
     ("POST", "/topics/orders/groups/g/dead-letters/redrive", {"ids": []}),
