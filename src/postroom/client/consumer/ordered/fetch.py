@@ -222,10 +222,8 @@ class OrderedFetcher(Fetcher):
     def _keep(self, delivery: LeasedDelivery, messages: list[Received], missing: list[Run]) -> None:
         holding = self._partitions.holdings[delivery.partition_id]
         not_before = delivery.not_before if delivery.not_before > self._endpoint.now_ms() else 0
-        if delivery.alone:
-            not_before = (
-                0  # of a suspect it is when its last holder was gone: by a clock that may be ahead (I14)
-            )
+        if delivery.alone and not_before < FAR:
+            not_before = 0  # a suspect's is when its last holder was gone, by a clock that may be ahead (I14)
         if self._on_delivery and not_before < FAR:
             delivery.settled_already()
             self._wanted = 0
