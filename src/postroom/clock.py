@@ -33,6 +33,7 @@ __all__ = [
     "Pace",
     "SteadyClock",
     "SystemClock",
+    "ToldClock",
     "is_real",
     "steady_ms",
     "steady_s",
@@ -42,6 +43,8 @@ __all__ = [
 _FOLLOWS = 4  # a step is caught up with by one part in so many of the time that passes
 FURTHEST_MS = 2 * 3_600_000  # a step by more is taken at once
 STEP_MS = 1_000  # by less is no step
+_DRIFT = 0.001  # how much faster or slower one of two clocks may run
+_READINGS = 20  # of two clocks at most, until they were read at one moment
 
 
 class Clock(Protocol):
@@ -119,8 +122,8 @@ class SteadyClock:
     ) -> None:
         self._check_ms = tuning.wall_check_ms
         self.wall, self.steady = wall, steady
-        now = steady()
-        self.pace = Pace(now, wall(), 0)
+        now, there = self.read()
+        self.pace = Pace(now, there, 0)
         self.stepped_ms = 0  # when its time was set by more than it follows slowly; 0: never
         self.adopt(Pace(now, self.pace.queue_ms, self.pace.queue_ms - now))
         self.on_step: Callable[[], None] = self.follow
@@ -136,6 +139,23 @@ class SteadyClock:
         if self.step_ms():
             self.on_step()
 
+    def read(self) -> tuple[int, int]:
+        """What both clocks said at one moment, the steady one first.
+
+        A process may stand still between two readings. If it does so each time, then the steady clock is read
+        late: it would be worse to be ahead of the wall clock, since then what is delayed came early (R35).
+        """
+        best = 2**62
+        for _ in range(_READINGS):
+            before = self.steady()
+            wall = self.wall()
+            after = self.steady()
+            if after - before < best:
+                best, found = after - before, (after, wall)
+            if best <= 1:
+                break
+        return found
+
     def step_ms(self, pace: Pace | None = None) -> int:
         """By how much the wall clock was set since it was last looked at, or since that pace; 0: it was not.
 
@@ -149,8 +169,7 @@ class SteadyClock:
 
     def follow(self) -> None:
         """Go by the wall clock as it is now."""
-        now = self.steady()
-        self.adopt(self.pace.after_step(now, self.wall()))
+        self.adopt(self.pace.after_step(*self.read()))
 
     def adopt(self, pace: Pace) -> None:
         if abs(pace.at(pace.steady_ms) - self.pace.at(pace.steady_ms)) > FURTHEST_MS // 2:
@@ -197,6 +216,70 @@ class CautiousTime:
                 now = min(now, self._last[1] + ran + ran // _FOLLOWS) if self._ahead else now
             self._last = (steady, now)
             return now
+
+
+class ToldClock:
+    """Another's clock from memory: this machine's steady clock, set by what that one says (I16).
+
+    Leases and due times are decided in transactions, by the time read there. This one is for everything that
+    only has to be near: how long to wait, when a message was sent. A process whose own wall clock is wrong
+    never notices. A clock that is set is noticed with its next answer, before anything is decided by it.
+
+    What is kept is how far that clock is ahead of ours, between two bounds that each answer narrows. It was
+    read between our question and the answer. An answer that was long under way has wide bounds, and spoils
+    nothing.
+    """
+
+    def __init__(
+        self, steady: Callable[[], float] = steady_s, set_by: Callable[[float], None] | None = None
+    ) -> None:
+        """`set_by` is told by how many milliseconds that clock was set."""
+        self._steady, self._set_by = steady, set_by
+        self.stepped_ms = 0  # its time when it was seen that it was set; 0: never
+        self._lock = threading.Lock()
+        self._low = self._high = 0.0  # milliseconds
+        self._told_at: float | None = None
+
+    def begin(self) -> float:
+        """To be called before it is asked."""
+        return self._steady()
+
+    def told(self, told_ms: int, began: float) -> None:
+        """It said so, somewhere between `began` and now."""
+        now = self._steady()
+        low, high = told_ms - now * 1000, told_ms + 1 - began * 1000  # it says whole milliseconds
+        step = 0.0
+        with self._lock:
+            if self._told_at is not None:
+                drift = (now - self._told_at) * 1000 * _DRIFT
+                nearest, furthest = max(low, self._low - drift), min(high, self._high + drift)
+                if nearest <= furthest:  # else that clock was set: what it says now counts
+                    low, high = nearest, furthest
+                else:
+                    step = (nearest - furthest) * (1 if low > self._low else -1)
+            self._low, self._high, self._told_at = low, high, now
+            if abs(step) > STEP_MS:
+                self.stepped_ms = told_ms
+        if abs(step) > STEP_MS and self._set_by is not None:
+            self._set_by(step)
+
+    def now_ms(self) -> int | None:
+        """Return its likely time; None: it has not said anything yet."""
+        return self._between(0.5)
+
+    def latest_ms(self) -> int | None:
+        """Return what it has not passed yet, or only just."""
+        return self._between(1.0)
+
+    def reached_ms(self) -> int | None:
+        """Return what it has reached for certain."""
+        return self._between(0.0)
+
+    def _between(self, share: float) -> int | None:
+        with self._lock:
+            if self._told_at is None:
+                return None
+            return int(self._steady() * 1000 + self._low + (self._high - self._low) * share)
 
 
 def is_real(clock: Clock) -> bool:

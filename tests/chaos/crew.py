@@ -71,7 +71,7 @@ class Crew:
     ) -> None:
         """`served`: the address of brokers that all but the brokers themselves connect to, and those whose
         role or topic is `embedded`."""
-        self._url, self._folder, self._shards, self._served = url, folder, dict(shards or {}), served
+        self._url, self.folder, self._shards, self._served = url, folder, dict(shards or {}), served
         self._embedded = {"broker", *embedded}
         self.at_work: dict[int, _Worker] = {}
         self.killed: dict[str, int] = {}
@@ -119,12 +119,12 @@ class Crew:
     def _start(self, job: _Job) -> None:
         self._runs += 1
         worker = _Worker(job, self._runs, 0)
-        journal = str(self._folder / f"{worker.title}.journal")
+        journal = str(self.folder / f"{worker.title}.journal")
         identity = (job.name, self._runs) if job.role == "producer" else ()
         served = self._served and not {job.role, job.topic} & self._embedded
         url, shards = (self._served, {}) if served else (self._url, self._shards)
         arguments = [url, shards, job.topic, journal, *identity, *job.arguments]
-        errors = str(self._folder / f"{worker.title}.errors")
+        errors = str(self.folder / f"{worker.title}.errors")
         pid = self._ask(self.version, "start", job.role, arguments, errors)
         self.at_work[pid] = _Worker(job, self._runs, pid, self.version)
 
@@ -141,7 +141,7 @@ class Crew:
         self.killed[worker.title] = time.time_ns()
         status = self._ask(worker.version, verb, pid)
         if status != expected:
-            errors = (self._folder / f"{worker.title}.errors").read_text()
+            errors = (self.folder / f"{worker.title}.errors").read_text()
             raise AssertionError(f"{worker.title} ended with {status}, not {expected}:\n{errors}")
         if again:
             self._start(worker.job)
@@ -172,7 +172,7 @@ class Crew:
         return notes[-1].verb if notes else ""
 
     def _notes(self, worker: _Worker) -> list[Entry]:
-        path = self._folder / f"{worker.title}.journal"
+        path = self.folder / f"{worker.title}.journal"
         return read(path) if path.exists() else []
 
     def dismiss(self, role: str) -> None:
@@ -239,7 +239,7 @@ class Crew:
     def count(self, verb: str, topic: str = "*") -> int:
         """How often this was noted by anybody so far."""
         word = f" {verb} ".encode()
-        return sum(path.read_bytes().count(word) for path in self._folder.glob(f"*-{topic}-*.journal"))
+        return sum(path.read_bytes().count(word) for path in self.folder.glob(f"*-{topic}-*.journal"))
 
     def values(self, role: str, verb: str) -> list[str]:
         """What all of this role noted so."""
@@ -248,4 +248,4 @@ class Crew:
 
     def journals(self, pattern: str) -> dict[str, list[Entry]]:
         """By process, what all whose title is like this noted."""
-        return {path.stem: read(path) for path in self._folder.glob(f"{pattern}.journal")}
+        return {path.stem: read(path) for path in self.folder.glob(f"{pattern}.journal")}

@@ -49,7 +49,8 @@ __all__ = [
 
 NEEDS: dict[str, str] = {
     **{name: row.need for name, row in OPERATIONS.items()},
-    "now_ms": "none",  # this and the next are answered without asking the broker
+    "now_ms": "none",  # this and the next two are answered without asking the broker
+    "reached_ms": "none",
     "close": "none",
 }
 """The permission that each operation needs."""

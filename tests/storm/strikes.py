@@ -33,6 +33,7 @@ class Strikes:
     def __init__(self, store: Files | OnServer, crew: Crew, ways: Sequence[Proxy]) -> None:
         self._store, self._crew, self._ways = store, crew, ways
         self._disk = SlowDisk.of(store.folder)
+        self._noted = crew.folder / "faults.log"  # begin, end and kind of each, for who looks into a verdict
         self.done: Counter[str] = Counter()
         self.paused: set[int] = set()
 
@@ -46,7 +47,12 @@ class Strikes:
     async def strike(self, fault: Fault) -> None:
         """Returns when it is over."""
         self.done[fault.kind] += 1
-        await self._STRIKES[fault.kind](self, fault)
+        begin = time.time_ns()
+        try:
+            await self._STRIKES[fault.kind](self, fault)
+        finally:
+            with self._noted.open("a") as file:
+                file.write(f"{begin} {time.time_ns()} {fault.kind}\n")
 
     # ---- processes ----
 

@@ -94,6 +94,28 @@ def test_a_thread_that_is_held_up_between_two_readings_sees_no_step() -> None:
     assert clock.step_ms() == 0
 
 
+@pytest.mark.parametrize("stops", [3, 1_000], ids=["now and then", "always"])
+def test_a_process_that_stands_still_between_two_readings_is_not_ahead(stops: int) -> None:
+    """What is delayed by such a clock would come early (R35)."""
+    steady, left, most = [1_000], [stops], [0]
+
+    def hold_up() -> None:
+        if left[0] > 0:
+            left[0] -= 1
+            steady[0] += 700
+            most[0] = 700
+
+    def read_steady() -> int:
+        found = steady[0]
+        hold_up()
+        return found
+
+    clock = SteadyClock(lambda: steady[0] + 1_700_000_000_000, read_steady)
+    left[0] = 0
+    behind_ms = steady[0] + 1_700_000_000_000 - clock.now_ms()
+    assert 0 <= behind_ms <= (0 if stops == 3 else most[0])
+
+
 @given(
     st.integers(-FURTHEST_MS, FURTHEST_MS),
     st.lists(st.integers(0, 3 * HOUR_MS), min_size=2, max_size=6).map(sorted),

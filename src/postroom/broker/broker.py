@@ -119,7 +119,7 @@ async def open_endpoint(
 
 class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs, PollVerbs):
     def __init__(self, store: Store, clock: Clock, limits: Limits = DEFAULTS) -> None:
-        self.store, self.now_ms = store, store.now_ms
+        self.store, self.now_ms, self.reached_ms = store, store.now_ms, store.now_ms
         self._clock, self._loop = clock, asyncio.get_running_loop()
         self._limits, self._tuning = limits, (tuning := limits.tuning.broker)
         shards = len(store.parts())  # one that hangs does not take all threads

@@ -195,6 +195,9 @@ class MeteredBroker(AskingEndpoint):
     def now_ms(self) -> int:
         return self.itself.now_ms()
 
+    def reached_ms(self) -> int:
+        return self.itself.reached_ms()
+
     async def close(self) -> None:
         await self.itself.close()
 

@@ -41,11 +41,12 @@ __all__ = [
 ]
 
 
-def due_at(delay: Duration | None, at: Moment | None, now_ms: int) -> int:
+def due_at(delay: Duration | None, at: Moment | None, now_ms: int, reached_ms: int | None = None) -> int:
     """Return when a delayed message is due, in milliseconds (R35); 0: now.
 
     Decided once per call, by the shard's clock that the caller passes in, so that messages sent together are
-    due together. What is due now, or was due before, is no delayed message: it is stored at once.
+    due together. What is due now, or was due before, is no delayed message: it is stored at once. That must
+    be certain: where `now_ms` may be ahead of that clock, `reached_ms` is what it has passed.
     """
     if delay is not None and at is not None:
         raise InvalidSetting("a message takes delay= or at=, not both")
@@ -55,7 +56,7 @@ def due_at(delay: Duration | None, at: Moment | None, now_ms: int) -> int:
         due = moment_ms(at, name="at")
     else:
         return 0
-    return due if due > now_ms else 0
+    return due if due > (now_ms if reached_ms is None else reached_ms) else 0
 
 
 def as_datetime(due: int) -> datetime | None:
@@ -154,13 +155,19 @@ def listed(messages: Iterable[Any]) -> list[Any]:
         ) from None
 
 
-def pack_all(messages: Sequence[Any], now_ms: int, due: int = 0, slot: int | None = None) -> Packed:
+def pack_all(
+    messages: Sequence[Any],
+    now_ms: int,
+    due: int = 0,
+    slot: int | None = None,
+    reached_ms: int | None = None,
+) -> Packed:
     """A list of messages, or of values that become the messages' bodies: all or none."""
     try:
         plain = None if due else _pack_plain(messages)
     except (UnicodeEncodeError, InvalidMessage, MessageTooLarge):
         plain = None
-    return _pack_any(messages, now_ms, due, slot) if plain is None else plain
+    return _pack_any(messages, now_ms, due, slot, reached_ms) if plain is None else plain
 
 
 def _pack_plain(messages: Sequence[Any]) -> Packed | None:
@@ -219,7 +226,9 @@ def _pack_plain(messages: Sequence[Any]) -> Packed | None:
     return Packed(entries, total, ids=ids or None, keyed=keyed)
 
 
-def _pack_any(messages: Iterable[object], now_ms: int, due: int, slot: int | None) -> Packed:
+def _pack_any(
+    messages: Iterable[object], now_ms: int, due: int, slot: int | None, reached_ms: int | None = None
+) -> Packed:
     packed = Packed([], 0)
     ids: list[str | None] = []
     stamps: list[int | None] = []
@@ -227,7 +236,8 @@ def _pack_any(messages: Iterable[object], now_ms: int, due: int, slot: int | Non
     for at, given in enumerate(messages):
         message = given if isinstance(given, Message) else Message(given)
         try:
-            dues.append(_due(message, now_ms, due))
+            own = message.delay is not None or message.at is not None
+            dues.append(due_at(message.delay, message.at, now_ms, reached_ms) if own else due)
             ids.append(new_id() if dues[-1] and message.id is None else message.id)
             entry, size = _entry(message, now_ms, ids[-1], dues[-1], slot)
             stamp = message.timestamp
@@ -241,12 +251,6 @@ def _pack_any(messages: Iterable[object], now_ms: int, due: int, slot: int | Non
     packed.timestamps = stamps if any(s is not None for s in stamps) else None
     packed.dues = dues if any(dues) else None
     return packed
-
-
-def _due(message: Message, now_ms: int, otherwise: int) -> int:
-    if message.delay is None and message.at is None:
-        return otherwise
-    return due_at(message.delay, message.at, now_ms)
 
 
 def _entry(message: Message, now_ms: int, id: str | None, due: int, slot: int | None) -> tuple[Entry, int]:

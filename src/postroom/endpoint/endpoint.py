@@ -306,6 +306,12 @@ class Endpoint(Protocol):
     async def principals(self) -> list[PrincipalInfo]:
         """Who may use served brokers, by name."""
 
-    def now_ms(self) -> int: ...
+    def now_ms(self) -> int:
+        """The queue's time, never behind it and ahead by a round trip at most: what is delayed by it comes
+        late by so much, and never early (R35)."""
+
+    def reached_ms(self) -> int:
+        """What the queue's clock has reached for certain. As more is known it is never put back: a lease that
+        is counted by it never lasts longer here than it was granted (I16)."""
 
     async def close(self) -> None: ...

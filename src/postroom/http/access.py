@@ -188,5 +188,8 @@ class Permitted(AskingEndpoint):
     def now_ms(self) -> int:
         return self._broker.now_ms()
 
+    def reached_ms(self) -> int:
+        return self._broker.reached_ms()
+
     async def close(self) -> None:
         """The broker lives on."""

@@ -156,7 +156,8 @@ def group(
     `ordered`: messages of a key are handled in their order. `exactly_once`: no reason excuses a repeat.
     `since`: what was sent before may be lost. `lazy_ns`: so long before a crash acks may not have been
     flushed. `lease_ns`: so long after a crash a member may still have what the crash forgot that it
-    has. `dead_letters`: the history says what was found among them.
+    has, and so long after any outage it may handle what it had before, under a lease that it could not renew
+    meanwhile. `dead_letters`: the history says what was found among them.
     """
     seen = _Seen.of(history, name, topic)
     repeats = _Repeats(seen, lease_ns, lazy_ns, exactly_once)
@@ -335,7 +336,9 @@ class _Repeats:
             return "crash" if self._unflushed(earlier, later) else ""
         if earlier.outcome in ("gone", "returned"):
             return earlier.outcome
-        if any(earlier.at <= outage.until and outage.at <= later.at for outage in seen.outages):
+        if any(
+            earlier.at <= outage.until + self._lease_ns and outage.at <= later.at for outage in seen.outages
+        ):
             return "outage"
         if any(
             earlier.at <= pause.until and pause.at <= later.at for pause in seen.paused.get(earlier.by, ())

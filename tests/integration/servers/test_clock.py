@@ -14,11 +14,10 @@ import pytest
 import postroom
 from postroom.broker.broker import Broker
 from postroom.broker.duties import CutStrays
-from postroom.clock import CautiousTime
+from postroom.clock import CautiousTime, ToldClock
 from postroom.endpoint.values import PollRequest
 from postroom.store import SqlStore
 from postroom.store.dialects.postgres import PostgresDialect
-from postroom.store.dialects.server import ShardClock
 
 HOUR_MS = 3_600_000
 LEASE = 2
@@ -128,7 +127,7 @@ def test_deletions_by_age_do_not_follow_a_step() -> None:
 @pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS, 500, -500])
 def test_a_server_whose_clock_is_set_is_noticed_with_its_next_answer(step_ms: int) -> None:
     world, told = World(), list[float]()
-    clock = ShardClock(lambda: world.steady_ms / 1000, told.append)
+    clock = ToldClock(lambda: world.steady_ms / 1000, told.append)
     for _ in range(3):
         clock.told(world.now_ms(), clock.begin())
         world.steady_ms += 1_000

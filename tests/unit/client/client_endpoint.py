@@ -136,6 +136,9 @@ class FakeEndpoint:
     def now_ms(self) -> int:
         return self.clock.now_ms()
 
+    def reached_ms(self) -> int:
+        return self.clock.now_ms()
+
     async def topics(self) -> list[TopicInfo]:
         return [TopicInfo(name, 1, TopicSettings(), 0, 0, (), False) for name in self.routes]
 

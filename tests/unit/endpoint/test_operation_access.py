@@ -156,6 +156,7 @@ class Listener:
 
     def __init__(self, broker: Broker) -> None:
         self.store, self.in_thread, self.now_ms = broker.store, broker.in_thread, broker.now_ms
+        self.reached_ms = broker.reached_ms
 
     def beat(self, beats: Any) -> Any:
         raise Reached("reached")

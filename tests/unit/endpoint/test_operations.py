@@ -21,6 +21,7 @@ from postroom.wire.client.remote import RemoteEndpoint
 
 LOCAL = {
     "now_ms",
+    "reached_ms",
     "close",
     "append_soon",
 }  # no operations: answered without asking, or only in the same process
@@ -114,6 +115,9 @@ async def test_arguments_are_bound_by_name() -> None:
 
         def beat(self, beats: Any) -> Any: ...
         def now_ms(self) -> int:
+            return 0
+
+        def reached_ms(self) -> int:
             return 0
 
         async def close(self) -> None: ...

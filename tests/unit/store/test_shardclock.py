@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from postroom.store.dialects.server import ShardClock
+from postroom.clock import ToldClock
 
 HOUR_MS = 3_600_000
 
@@ -16,7 +16,7 @@ class World:
 
     def __init__(self) -> None:
         self.steady_s, self.ahead_ms = 1000.0, 1.7e12
-        self.clock = ShardClock(lambda: self.steady_s)
+        self.clock = ToldClock(lambda: self.steady_s)
 
     @property
     def server_ms(self) -> float:
@@ -84,3 +84,16 @@ def test_a_slow_first_answer_is_corrected_by_the_next_quick_one() -> None:
     assert world.error_ms < 1_510
     world.ask()
     assert world.error_ms < 2
+
+
+def test_its_bounds_hold_and_what_it_has_reached_is_never_put_back() -> None:
+    world, draw = World(), random.Random(7)
+    reached = 0
+    for _ in range(500):
+        world.steady_s += draw.random() / 1000
+        world.ask(draw.expovariate(1 / 30), draw.expovariate(1 / 30))
+        least, most = world.clock.reached_ms(), world.clock.latest_ms()
+        assert least is not None and most is not None
+        assert least <= world.server_ms < most + 1
+        assert least >= reached
+        reached = least

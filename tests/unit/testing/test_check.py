@@ -142,6 +142,13 @@ def test_who_was_cut_off_may_have_lost_its_lease() -> None:
     assert judged(sent(A), handled(1, A, outcome=None), handled(5, A, "c1"), [outage]).clean
 
 
+def test_a_lease_that_an_outage_kept_from_being_renewed_may_end_after_it() -> None:
+    outage = Event(2, "outage", until=4)
+    parts = sent(A), handled(34, A, outcome=None), handled(36, A, "c1"), [outage]
+    assert judged(*parts, lease_ns=30).excused == {"outage": 1}
+    assert judged(*parts, lease_ns=29).of("repeated") == [A]
+
+
 def test_exactly_once_has_no_excuse() -> None:
     parts = sent(A), handled(1, A, outcome="returned"), handled(5, A)
     assert judged(*parts).clean

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from postroom.client.codec import due_at
 from postroom.endpoint.requests import Poll
 from postroom.endpoint.values import Grant, Lease, PollReply, PollRequest, Settle, SettleReply, Verdict
 from postroom.errors import BrokerUnavailable, InvalidSetting
@@ -125,3 +126,23 @@ async def test_a_broker_is_never_taken_to_be_behind_its_clock() -> None:
     assert 1_002_000 <= remote.now_ms() < 1_010_000
     remote._time_told(1_002_000, asyncio.get_running_loop().time())
     assert 1_002_000 <= remote.now_ms() < 1_010_000
+
+
+async def test_a_moment_that_may_not_have_come_is_no_moment_that_has_passed() -> None:
+    """The answer was long under way: the broker's clock may be anywhere between (R35)."""
+    remote, now = await endpoint(Pool()), asyncio.get_running_loop().time()
+    remote._time_told(1_000_000, now - 2)
+    assert 1_000_000 <= remote.reached_ms() < 1_001_000
+    assert due_at(None, 1_000 + 1.5, remote.now_ms(), remote.reached_ms()) == 1_001_500
+    assert due_at(None, 999.9, remote.now_ms(), remote.reached_ms()) == 0
+
+
+async def test_a_lease_is_not_longer_than_it_was_granted_once_the_time_is_known_better() -> None:
+    """What was told first was 2 s under way, what comes next is quick: time goes on meanwhile, and not back
+    (I16). By `now_ms` a lease that began between the two would last up to 2 s too long here."""
+    remote, now = await endpoint(Pool()), asyncio.get_running_loop().time()
+    remote._time_told(1_000_000, now - 2)
+    began, latest = remote.reached_ms(), remote.now_ms()
+    remote._time_told(1_000_500, asyncio.get_running_loop().time())
+    assert remote.reached_ms() >= began + 500
+    assert remote.now_ms() < latest  # of which a lease cannot be made

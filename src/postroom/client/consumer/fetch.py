@@ -129,7 +129,7 @@ class Fetcher:
                     await self._may_ask()
                     await self._wait_for_acks()
                     request = self._request()
-                    sent_ms = self._endpoint.now_ms()
+                    sent_ms = self._endpoint.reached_ms()
                     self._boarding = False
                     reply = await self._ask(request)
                 finally:
@@ -267,7 +267,7 @@ class Fetcher:
         self.want(messages)
         if self._has_room():
             request = replace(self._request(), wait_ms=0)
-            sent_ms = self._endpoint.now_ms()
+            sent_ms = self._endpoint.reached_ms()
             await self._accept(await self._endpoint.poll(request), request.token, sent_ms)
 
     def resize(self, messages: int) -> None:
@@ -422,12 +422,12 @@ class Fetcher:
     @property
     def stale(self) -> bool:
         """The lease on what comes next has passed, as far as is known here: the machine slept."""
-        return bool(self._chunks) and self._chunks[0].delivery.until <= self._endpoint.now_ms()
+        return bool(self._chunks) and self._chunks[0].delivery.until <= self._endpoint.reached_ms()
 
     def take(self, limit: int) -> list[Received]:
         """Messages for the user, none whose lease has passed: those are dropped (I16)."""
         out: list[Received] = []
-        now_ms = self._endpoint.now_ms() if self._chunks else 0
+        now_ms = self._endpoint.reached_ms() if self._chunks else 0
         while self._chunks and len(out) < limit:
             chunk = self._chunks[0]
             part = self._take_from(chunk, limit - len(out), now_ms)

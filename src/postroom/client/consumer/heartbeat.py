@@ -52,7 +52,7 @@ class Heartbeat:
     def __init__(self, endpoint: Endpoint, guard: Guard, clock: Clock) -> None:
         self._endpoint, self._guard, self._clock = endpoint, guard, clock
         # by which handling hangs: not because the clock of the store was set (I26)
-        self.handling_ms = CautiousTime(endpoint.now_ms).now_ms if is_real(clock) else endpoint.now_ms
+        self.handling_ms = CautiousTime(endpoint.reached_ms).now_ms if is_real(clock) else endpoint.reached_ms
         self._hearts: list[Heart] = []
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -129,7 +129,7 @@ class Heartbeat:
 
     def _beat(self, heart: Heart) -> None:
         heart.next_at = time.monotonic() + heart.who.lease_ms / 1000 / _BEATS_PER_LEASE
-        sent_ms = self._endpoint.now_ms()
+        sent_ms = self._endpoint.reached_ms()
         held = heart.in_flight.held(self.handling_ms(), heart.who.max_handling_ms)
         try:
             told = self._endpoint.beat([heart.who.beat(held)])

@@ -285,7 +285,7 @@ class Settler:
         self.check()
         if delivery.state[index] not in (OPEN, LOST, BACK):
             raise UsageError("the message is settled already: there is no lease to extend")
-        position, now_ms = delivery.first + index, self._endpoint.now_ms()
+        position, now_ms = delivery.first + index, self._endpoint.reached_ms()
         held = Held(*delivery.key, ((position, position),))
         lost: list[tuple[Held, tuple[Span, ...]]] = []
         if delivery.state[index] == OPEN:

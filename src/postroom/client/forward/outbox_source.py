@@ -443,5 +443,8 @@ class DrawingEndpoint(AskingEndpoint):
     def now_ms(self) -> int:
         return self._broker.now_ms()
 
+    def reached_ms(self) -> int:
+        return self._broker.reached_ms()
+
     async def close(self) -> None:
         """The broker lives on: it is the connection's."""

@@ -198,6 +198,9 @@ class Spool:
         """By the queue's clock, once it is there."""
         return self._clock.now_ms() if self.connection is None else self.connection._endpoint.now_ms()
 
+    def _reached_ms(self) -> int:
+        return self._clock.now_ms() if self.connection is None else self.connection._endpoint.reached_ms()
+
     async def __aenter__(self) -> Self:
         await self.open()
         return self
@@ -266,6 +269,9 @@ class _Now(AskingEndpoint):
 
     def now_ms(self) -> int:
         return self._spool._now_ms()
+
+    def reached_ms(self) -> int:
+        return self._spool._reached_ms()
 
     async def _ask(self, operation: Operation, arguments: dict[str, Any]) -> Any:
         raise AssertionError(f"a spooled producer leaves {operation.name} to the forwarder")

@@ -106,8 +106,9 @@ class Producer:
 
         `delay` or `at` is for those that have none of their own: they are all due at one moment.
         """
-        now_ms = self._endpoint.now_ms()
-        packed = pack_all(listed(messages), now_ms, due_at(delay, at, now_ms), check_slot(slot))
+        now_ms, reached_ms = self._endpoint.now_ms(), self._endpoint.reached_ms()
+        due = due_at(delay, at, now_ms, reached_ms)
+        packed = pack_all(listed(messages), now_ms, due, check_slot(slot), reached_ms)
         if not packed.entries:
             return []
         found: list[Receipt] = await self._sent(packed, slot, timeout, single=False)
@@ -146,7 +147,8 @@ class Producer:
         now_ms = self._endpoint.now_ms()
         if delay is None and at is None:
             return pack(message, now_ms)
-        return pack(message, now_ms, due_at(delay, at, now_ms), check_slot(slot))
+        due = due_at(delay, at, now_ms, self._endpoint.reached_ms())
+        return pack(message, now_ms, due, check_slot(slot))
 
     async def _sent(self, packed: Packed, slot: int | None, timeout: Duration | None, *, single: bool) -> Any:
         span = sending(self.topic, packed)

@@ -70,7 +70,7 @@ class _PatientFetcher(Fetcher):
                     await self._in_flight.changed.wait()
         request = replace(self._request(), messages=limit)
         request = request if wait_ms is None else replace(request, wait_ms=wait_ms)
-        sent_ms = self._endpoint.now_ms()
+        sent_ms = self._endpoint.reached_ms()
         reply = await self._ask(request)
         if reply is not None:
             await self._accept(reply, request.token, sent_ms)

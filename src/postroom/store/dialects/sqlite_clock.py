@@ -106,7 +106,7 @@ class _Follower:
         clock.adopt(pace)
 
     def _next(self, tx: Transaction, kept: Pace | None) -> Pace:
-        steady, wall = self._clock.steady(), self._clock.wall()
+        steady, wall = self._clock.read()
         if kept is not None:
             _tell(wall - steady - kept.ahead_ms)
             return kept.after_step(steady, wall)

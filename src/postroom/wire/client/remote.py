@@ -19,13 +19,12 @@ import logging
 import socket
 import ssl
 import threading
-import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ...clock import Clock
+from ...clock import Clock, ToldClock, wall_ms
 from ...config import DEFAULTS, Limits, WireTuning
 from ...endpoint import requests as r
 from ...endpoint.asking import AskingEndpoint
@@ -330,9 +329,7 @@ class RemoteEndpoint(AskingEndpoint):
         self.on_ask: Callable[[r.Ask], r.Answer] = lambda ask: r.Answer()
         self._clock = clock  # of tests that move time
         self._loop = asyncio.get_running_loop()
-        # what the store's clock is ahead of monotonic time; by this process's clock until a broker has told
-        self._offset_ms = (time.time() - time.monotonic()) * 1000
-        self._round_trip_s = 1e9  # of the answer it was taken from
+        self._told = ToldClock()
         self._polls_at: dict[tuple[str, str], str] = {}  # by topic and group, where its polls go
         self._background: set[asyncio.Task[None]] = set()
         self._beater = Beater(self._loop, self._beat, lambda: self.pool.addresses, hello, tls, tuning)
@@ -349,19 +346,17 @@ class RemoteEndpoint(AskingEndpoint):
     def now_ms(self) -> int:
         if self._clock is not None:
             return self._clock.now_ms()
-        return int(time.monotonic() * 1000 + self._offset_ms)
+        known = self._told.latest_ms()
+        return wall_ms() if known is None else known
+
+    def reached_ms(self) -> int:
+        if self._clock is not None:
+            return self._clock.now_ms()
+        known = self._told.reached_ms()
+        return wall_ms() if known is None else known
 
     def _time_told(self, now_ms: int, sent_at: float) -> None:
-        """Believes the quickest of all answers, which tells the time best, and forgets it by and by.
-
-        The broker may have read its clock as soon as it was asked. It is not earlier there than that says, so
-        what is delayed by it comes late by a round trip at most, and never early (R35).
-        """
-        took = self._loop.time() - sent_at
-        if took <= self._round_trip_s * 1.1:
-            self._round_trip_s = took
-            self._offset_ms = now_ms - (time.monotonic() - took) * 1000
-        self._round_trip_s *= 1.05
+        self._told.told(now_ms, self._told.begin() - (self._loop.time() - sent_at))
 
     # ---- operations that are asked as they are ----
 

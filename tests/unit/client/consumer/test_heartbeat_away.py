@@ -23,7 +23,7 @@ class Endpoint:
     def __init__(self, told: list[tuple[Held, tuple[Span, ...]]]) -> None:
         self.told = told
 
-    def now_ms(self) -> int:
+    def reached_ms(self) -> int:
         return 1000
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:

@@ -67,7 +67,7 @@ class OrderedFetcher(Fetcher):
         settler.refused = self._refused
         self._handling_ms, self._tuning = handling_ms, who.limits.tuning.client
         self.arrived = in_flight.arrived
-        self.outlet = Outlet(in_flight, endpoint.now_ms, on_delivery=on_delivery)
+        self.outlet = Outlet(in_flight, endpoint.reached_ms, on_delivery=on_delivery)
         self._asked_at = 0.0  # by the loop's clock
         self._asked: dict[int, AssignedPartition] = {}  # what the poll under way names
         self._started_ms = 0  # of the database, before we received what we hold
@@ -164,7 +164,7 @@ class OrderedFetcher(Fetcher):
         await self._hand_over()
         await self._release_stuck()
         request = replace(self._request(), wait_ms=0)
-        sent_ms = self._endpoint.now_ms()
+        sent_ms = self._endpoint.reached_ms()
         await self._accept(await self._endpoint.poll(request), request.token, sent_ms)
         for found in list(self._hungry()):
             await self._unpark_line(*found)
@@ -221,7 +221,7 @@ class OrderedFetcher(Fetcher):
 
     def _keep(self, delivery: LeasedDelivery, messages: list[Received], missing: list[Run]) -> None:
         holding = self._partitions.holdings[delivery.partition_id]
-        not_before = delivery.not_before if delivery.not_before > self._endpoint.now_ms() else 0
+        not_before = delivery.not_before if delivery.not_before > self._endpoint.reached_ms() else 0
         if delivery.alone and not_before < FAR:
             not_before = 0  # a suspect's is when its last holder was gone, by a clock that may be ahead (I14)
         if self._on_delivery and not_before < FAR:
@@ -306,7 +306,7 @@ class OrderedFetcher(Fetcher):
     def _hungry(self) -> Iterator[tuple[AssignedPartition, StoredLine]]:
         if self._in_flight.alone or self._ended or (self._on_delivery and self._wanted <= 0):
             return
-        now_ms = self._endpoint.now_ms()
+        now_ms = self._endpoint.reached_ms()
         for holding in self._holdings:
             usable = holding.give_up_at is None and holding.until > now_ms
             if usable and (stored := holding.queue.hungry(holding.position)) is not None:
