@@ -37,6 +37,7 @@ class Pair(ABC):
     def join(self) -> None:
         """Another standby."""
         self.link.lead_to(self.primary.port)
+        self.link.heal()
         self.standby = self._another()
 
     @abstractmethod
