@@ -65,8 +65,9 @@ test: export POSTROOM_EXAMPLES ?= 0.33
 test: $(STAMP) servers ## Run every test that is not slow, at one place each: 9 minutes on 2 cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10 -m 'not slow' $(ARGS)
 
-test-all: $(STAMP) servers ## Run all tests on all stores and endpoints, but those that start Spark
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 10 --matrix=all -m 'not spark' $(ARGS)
+test-all: $(STAMP) servers ## Run all tests on all stores and endpoints, but those that start Spark; then some on an overloaded machine
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 10 --matrix=all -m 'not spark' $(ARGS); \
+		whole=$$?; $(if $(ARGS),,$(BIN)/python -m tests.storm.overloaded &&) exit $$whole
 
 test-spark: $(STAMP) ## Run the tests that start Spark: one session, one process
 	$(BIN)/python -m pytest --durations 10 --matrix=all -m spark $(ARGS)
