@@ -45,7 +45,7 @@ async def served(
     try:
         yield broker, wire, http
     finally:
-        await http.stop(5)
+        await http.stop(1)
         await wire.stop(0)
         await broker.close()
 
