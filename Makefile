@@ -62,7 +62,7 @@ jar: $(STAMP) ## Build the jar for Spark's SQL tables from src/postroom/spark/ja
 	$(BIN)/python -m postroom.spark.jar build
 
 test: export POSTROOM_EXAMPLES ?= 0.33
-test: $(STAMP) servers ## Run every test that is not slow, at one place each: 9 minutes on 2 cores
+test: $(STAMP) servers ## Run every test that is not slow, at one place each: 6 minutes on 2 cores
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10 -m 'not slow' $(ARGS)
 
 test-all: $(STAMP) servers ## Run all tests on all stores and endpoints, but those that start Spark; then some on an overloaded machine

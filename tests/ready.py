@@ -4,7 +4,7 @@
     ground                        one on each server in turn: its URL, its server, stores, plain connections
 
 Marked `undisturbed`, a test has its `ground` on servers of this process's own: it asks what goes on in all of
-their databases.
+their databases. `undisturbed("mariadb")`: it asks that of MariaDB alone.
 A test that changes tables, rights or settings of its database takes `postgres_url` or `mysql_url`; one that
 stops its server takes a `Ground` on a spare server, or on one of its own.
 """
@@ -123,7 +123,8 @@ def mysql_ready(_shared_mariadb: Kept) -> str:
 
 @pytest.fixture(params=["postgres", "mariadb"])
 def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
-    owner = "shared" if request.node.get_closest_marker("undisturbed") is None else "private"
+    mark = request.node.get_closest_marker("undisturbed")
+    owner = "shared" if mark is None or request.param not in (mark.args or (request.param,)) else "private"
     kept: Kept = request.getfixturevalue(f"_{owner}_{request.param}")
     ground = kept.emptied()
     yield ground

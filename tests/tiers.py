@@ -6,8 +6,9 @@
 A place is a store, an endpoint, a database server: a parameter that says where a test runs, not what it does.
 The place is chosen by a hash of the test's name: always the same one for a test, another one for the next, so
 that all places are in the default run. The store contract runs in full on an SQLite file; `parts` says what
-of it runs elsewhere. `slow("why")` keeps a test out of the default run, and `few(4, "why")` all but four of
-its parameters, chosen by a hash as well.
+of it runs elsewhere, and what of that `in_turn`: on one of the stores marked alike, by the same hash.
+`slow("why")` keeps a test out of the default run, and `few(4, "why")` all but four of its parameters, chosen
+by a hash as well.
 `tests/unit/repository/test_tiers.py` sees to it that each test function is in the default run, or says why
 not.
 """
@@ -106,12 +107,20 @@ def reason_to_wait(item: pytest.Item) -> str | None:
 
 def _is_left_to_others(item: pytest.Item) -> bool:
     marker = item.get_closest_marker("parts")
-    return marker is not None and item.function.__module__.rpartition(".")[2] not in marker.args  # type: ignore[attr-defined]
+    return marker is not None and _part(item) not in (*marker.args, *marker.kwargs.get("in_turn", ()))
+
+
+def _part(item: pytest.Item) -> str:
+    """Of the store contract: the module that has the test."""
+    module: str = item.function.__module__  # type: ignore[attr-defined]
+    return module.rpartition(".")[2]
 
 
 def _without_place(item: pytest.Item) -> str:
     """The same for all places of a test with the same other parameters."""
     spec = getattr(item, "callspec", None)
+    if (marker := item.get_closest_marker("parts")) and _part(item) in marker.kwargs.get("in_turn", ()):
+        return f"{function_of(item)}[{spec.id if spec else ''}]"
     if spec is None:
         return item.nodeid
     named = [value for name, value in spec.params.items() if name in ARGUMENTS]

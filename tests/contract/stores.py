@@ -10,7 +10,8 @@ memory as well: both take some minutes more. Tests that say what only an embedde
 `embedded`, with the reason.
 
 The store contract runs on an SQLite file; by default, of its parts only those run elsewhere that are marked
-`dialect` (SQL, locks, flushing, time and races differ), `routing` (a shard is looked up) and `smoke`.
+`dialect` (SQL, locks, flushing, time and races differ; on one server in turn where order and races do not
+matter), `routing` (a shard is looked up) and `smoke`.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ everywhere = pytest.mark.stores(*EVERYWHERE)
 real_time = pytest.mark.parametrize("clock", [None], ids=["real time"])
 only_file = pytest.mark.stores("sqlite")
 dialect = pytest.mark.parts(
-    *("appending", "catalog", "concurrency", "duties", "ids", "listing", "moving", "polling", "reading"),
-    *("schedule", "served"),
+    *("appending", "concurrency", "polling", "schedule"),
+    in_turn=("catalog", "duties", "ids", "listing", "moving", "reading", "served"),
 )
 routing = pytest.mark.parts(
     *("catalog", "concurrency", "listing", "moving", "routes", "schedule", "staging_published")

@@ -70,8 +70,8 @@ from .duties import (
 )
 from .metrics import Figures
 from .moves.dead_letters import DeadLetterOffice
-from .moves.delayed import DelayedVerbs
 from .moves.departures import Mover, leads_to_lane
+from .moves.schedule import DelayedVerbs
 from .moves.staged import FinishDecisions, Publisher, StagingVerbs, StagingWork
 from .moves.unreadable import CheckBatches, letter_box
 from .presence import Presence

@@ -18,10 +18,10 @@ from ..endpoint.endpoint import Endpoint
 from ..endpoint.values import GroupInfo, Lag, PrincipalInfo, RateInfo, ResetPlan, ShardInfo, TopicInfo
 from ..errors import GroupExists, InvalidSetting, UnknownTopic
 from ..model.audit import AuditEntry
+from ..model.messages.slot import Keys
 from ..model.policy.rate import Rate, group_rate, producer_rate, topic_rate
 from ..model.policy.settings import Exhausted, GroupSettings, GroupWish, Keep, Mode, Storage, TopicSettings
 from ..model.policy.slow_lane import LaneInfo, SlowLane, as_policy
-from ..model.topology.keys import Keys
 from ..model.topology.names import check_group, check_topic
 from ..model.topology.route import Change, Range, Route
 from ..units import Duration, duration_ms, size_bytes

@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from ..config import DEFAULTS
 from ..endpoint.values import Verdict
 from ..model.delivery.delivery import Span
+from ..model.messages.slot import Keys
 from ..model.policy.bounds import Offset, PartitionId, Token, TopicName
 from ..model.policy.settings import Exhausted, Keep, Mode, Storage
-from ..model.topology.keys import Keys
 from ..model.topology.route import Range, Route
 from .failures import BadRequest
 

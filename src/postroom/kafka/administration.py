@@ -15,8 +15,8 @@ from typing import Any, cast
 from ..broker.served import Servable
 from ..config import DEFAULTS, SLOTS
 from ..errors import InvalidSetting, PostroomError, TopicExists, UnknownTopic
+from ..model.messages.slot import Keys
 from ..model.policy.settings import TopicSettings
-from ..model.topology.keys import Keys
 from ..model.topology.names import check_topic
 from .apis import Code, code_of
 from .metadata import KAFKA_KEYS, Cluster

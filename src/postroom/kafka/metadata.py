@@ -13,8 +13,8 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from ..errors import PermissionDenied, PostroomError, TopicExists, UnknownTopic
+from ..model.messages.slot import Keys
 from ..model.policy.settings import TopicSettings
-from ..model.topology.keys import Keys
 from ..model.topology.names import is_internal
 from ..store.contract import Topic
 from .apis import Code, code_of

@@ -29,10 +29,10 @@ from postroom.endpoint.values import (
 from postroom.metrics import Metrics
 from postroom.model.audit import AuditEntry
 from postroom.model.messages.batch import Headers
+from postroom.model.messages.slot import Keys
 from postroom.model.moves.staging import Span
 from postroom.model.policy.settings import Exhausted, Keep, Mode, Storage
 from postroom.model.policy.slow_lane import LaneInfo, SlowLane
-from postroom.model.topology.keys import Keys
 from postroom.model.topology.route import Change, Route
 from postroom.units import Duration, Moment
 

@@ -16,8 +16,8 @@ from ..endpoint.operations import OPERATIONS, Operation
 from ..endpoint.values import DeadLetters, DelayedBatch, Fetched, Grant, Lease, PollReply, StoppedMessage
 from ..errors import ProtocolError
 from ..model.delivery.delivery import Line, Span
+from ..model.messages.slot import Keys
 from ..model.policy.slow_lane import LaneView
-from ..model.topology.keys import Keys
 from ..model.topology.route import Range, Route
 from ..store.contract import StoredBatch
 from .frames import Frame

@@ -11,6 +11,10 @@ from postroom.store import open_server
 from postroom.store.contract import Store
 from postroom.testing.store_contract import MovableClock, StoreContract
 from tests.contract.stores import dialect
+from tests.tuned import tuned
+
+# A watcher that is asked whether all is quiet waits for so long each time.
+QUIET = tuned(store={"listen_s": 0.05})
 
 
 @dialect
@@ -20,10 +24,10 @@ class TestPostgres(StoreContract):
         self.url = postgres_ready
 
     def open_store(self, tmp_path: Path, clock: MovableClock) -> Store:
-        return open_server(parse(self.url), clock)
+        return open_server(parse(self.url), clock, QUIET)
 
     def reopen(self, tmp_path: Path, clock: MovableClock) -> Store:
-        return open_server(parse(self.url), clock)
+        return open_server(parse(self.url), clock, QUIET)
 
 
 @dialect

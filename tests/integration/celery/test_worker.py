@@ -34,6 +34,7 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
         yield shop
 
 
+@pytest.mark.slow("starts Celery's worker, which tries again after seconds")
 def test_tasks_run_are_retried_chained_and_answered(shop: Shop) -> None:
     with shop.worker("-c", "2"):
         told = shop.run("""

@@ -18,6 +18,7 @@ from tests.integration.console.browser import Desk, desk
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.slow("an operator works in a browser for seconds")
 async def test_the_five_tasks_of_an_operator() -> None:
     async with desk() as one:
         await _trouble(one)

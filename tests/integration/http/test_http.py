@@ -21,7 +21,7 @@ from postroom.broker.broker import Broker, open_endpoint
 from postroom.broker.served import measured
 from postroom.clock import SystemClock
 from postroom.errors import UsageError
-from postroom.http.app import make_app
+from postroom.http.app import HttpLimits, make_app
 from postroom.http.server import HttpServer, serve_http
 from postroom.model.access import Principal, parse_permissions
 from postroom.wire.server.listening import Listening
@@ -41,7 +41,8 @@ async def served(
     gatekeeper = Gatekeeper(broker.store, broker.in_thread, SystemClock(), dev=dev)
     wire = WireServer(broker, Listening("127.0.0.1", 0), gatekeeper)
     await wire.start()
-    http = await serve_http(make_app(broker, gatekeeper, server=wire), "127.0.0.1", 0, tls)
+    limits = HttpLimits(drained_s=0.3)
+    http = await serve_http(make_app(broker, gatekeeper, server=wire, limits=limits), "127.0.0.1", 0, tls)
     try:
         yield broker, wire, http
     finally:

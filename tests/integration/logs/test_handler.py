@@ -16,6 +16,7 @@ import pytest
 import postroom.sync
 from postroom.integrations.logging import PostroomHandler
 from tests.servers.places import free_port
+from tests.tuned import Tune
 
 PATIENCE = 60
 SHORT_PROGRAM = """
@@ -83,8 +84,9 @@ def test_a_record_becomes_a_message_with_its_number_and_what_was_added(
 
 
 def test_the_program_does_not_wait_for_a_queue_that_is_away_and_memory_is_bounded(
-    shop: logging.Logger, caplog: pytest.LogCaptureFixture
+    tune: Tune, shop: logging.Logger
 ) -> None:
+    tune(client={"logs_flush_s": 0.1})  # the end of the test is that of a program
     handler = handler_of(shop, f"postroom://127.0.0.1:{free_port()}", buffer_bytes="10 KB")
     for number in range(1000):
         shop.info("order %d", number)

@@ -79,7 +79,7 @@ async def test_a_queue_in_use_is_copied_and_restored(tmp_path: Path) -> None:
 
     async with postroom.connect(f"sqlite:///{queue}") as mq:
         await mq.create_topic("orders", partitions=2)
-        await mq.create_group("orders", "billing")
+        await mq.create_group("orders", "billing", lease="3s")  # of what was in hand when it was copied
         running = [asyncio.create_task(send(mq)), asyncio.create_task(consume(mq))]
         async with asyncio.timeout(SECONDS):
             await busy.wait()

@@ -206,6 +206,7 @@ def delay(url: str, name: str, pipe: Connection) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow("waits for the lease of a mover that was killed")
 async def test_delayed_messages_of_two_processes_come_once(ground: Ground) -> None:
     """I12: both have a mover; one of them is killed while it moves."""
     async with postroom.connect(ground.url) as mq:

@@ -207,6 +207,7 @@ def places(tmp_path: Path) -> dict[str, str]:
     return found | {"POSTROOM_URL": f"sqlite:///{tmp_path}/queue.db"}
 
 
+@pytest.mark.slow("starts seven programs")
 def test_money_for_somebody_unknown_comes_back(places: dict[str, str]) -> None:
     """As the page says, as programs; `prepare` twice does no harm."""
     bank = functools.partial(ran, "examples.bank_transfer.bank", **places)

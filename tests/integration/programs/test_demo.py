@@ -35,6 +35,7 @@ def _demo(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.slow("runs the demo, of some 20 processes")
 @pytest.mark.timeout(SECONDS + 10)
 def test_the_story_and_its_figures(tmp_path: Path) -> None:
     """In a plain log, on a machine without Spark; what it says is what is in its figures."""

@@ -128,6 +128,7 @@ def _answers(web: httpx.Client) -> bool:
         return False
 
 
+@pytest.mark.slow("events that come early are tried again, after pauses of seconds")
 def test_events_of_an_order_are_taken_when_they_fit(places: dict[str, str]) -> None:
     """In a wrong order, and some of them twice; what no rule has is dead at once, with the reason."""
     for _ in range(2):

@@ -39,7 +39,7 @@ from tests.integration.races.interleaving import kill, lock_waits, run_all, soon
 from tests.ready import Ground
 from tests.servers import Proxy
 
-pytestmark = pytest.mark.undisturbed  # it counts waiting transactions
+pytestmark = pytest.mark.undisturbed("mariadb")  # it counts waiting transactions
 
 
 @pytest.fixture

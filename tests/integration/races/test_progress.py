@@ -27,7 +27,7 @@ from tests.ready import Ground
 
 ANN, BOB, CAT = 11, 22, 33
 
-pytestmark = pytest.mark.undisturbed  # it counts waiting transactions
+pytestmark = pytest.mark.undisturbed("mariadb")  # it counts waiting transactions
 
 
 class Scene:

@@ -35,7 +35,7 @@ from tests.servers.server import Server
 ANN, BOB = 11, 22
 NUMBERED = batch(2, producer=7)
 
-pytestmark = pytest.mark.undisturbed  # it counts waiting transactions
+pytestmark = pytest.mark.undisturbed("mariadb")  # it counts waiting transactions
 
 
 class Scene:

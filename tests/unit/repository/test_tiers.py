@@ -100,6 +100,26 @@ def test_the_store_contract_runs_in_full_on_a_file_and_in_part_elsewhere(collect
         assert 20 < run(elsewhere, default=True) < run(elsewhere, default=False), elsewhere
 
 
+def test_a_part_that_runs_on_servers_in_turn_runs_on_one_of_them(collected: list[Collected]) -> None:
+    def on(server: str, part: str) -> set[str]:
+        return {
+            test.test.rpartition("::")[2]
+            for test in collected
+            if f"::Test{server}::" in test.test and f".{part}." in test.function and test.by_default
+        }
+
+    def all_of(part: str) -> set[str]:
+        return {
+            test.test.rpartition("::")[2]
+            for test in collected
+            if "::TestPostgres::" in test.test and f".{part}." in test.function
+        }
+
+    assert on("Postgres", "concurrency") == on("MariaDB", "concurrency") == all_of("concurrency") != set()
+    here, there = on("Postgres", "served"), on("MariaDB", "served")
+    assert here and there and not here & there and here | there == all_of("served")
+
+
 @pytest.mark.parametrize(
     ("target", "options"),
     [

@@ -10,6 +10,10 @@ A partition that was sealed refuses its batch: the rows are free again and are m
 soon as the route has them. Meanwhile they hold up only what was sent to its successors since, so that equal
 keys keep their order. Moves to another shard that is away hold up nobody else: what became of them is not
 known, so they stay open, with their stamp, and are tried again from time to time.
+
+Whoever asks about delayed messages gets a page of a topic's, or takes one back (R35: `DelayedVerbs`). The
+broker opens no batch for it: who may consume the topic opens them. Must never wait for the mover there, nor
+for a shard that is away.
 """
 
 from __future__ import annotations
@@ -23,21 +27,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ...config import Limits
+from ...endpoint.values import DelayedBatch
 from ...errors import CorruptBatch, LeaseLost, PostroomError, StoreUnavailable
 from ...model.messages.batch import verify
+from ...model.messages.ids import digest
 from ...model.messages.sequence import next_sequence
 from ...model.moves import schedule
-from ...model.moves.schedule import DUTY, DelayedRow, Opening, Planned
-from ...store.contract import Appended, Finished, Move, Store
+from ...model.moves.schedule import DUTY, DelayedPosition, DelayedRow, Opening, Planned
+from ...store.contract import Appended, Finished, Move, Store, Topic
+from ..workers import Workers
 from .engine import Moved, MoveEngine
 
-__all__ = ["ScheduleMover", "ScheduleThread"]
+__all__ = ["DelayedVerbs", "ScheduleMover", "ScheduleThread"]
 
 
 _log = logging.getLogger("postroom.broker")
 
 _FEW = 500  # rows that are finished with the next stamp; more are finished by themselves
 _MESSAGES, _BYTES = 10_000, 8 * 1024 * 1024  # of one move
+_PAGE, _PAGE_BYTES = 1000, 4 * 1024 * 1024  # of one answer about delayed messages; one batch always fits
 
 
 class ScheduleMover:
@@ -350,3 +358,27 @@ class ScheduleThread:
             return self._check_ms
         self._failures = 0
         return pause_ms
+
+
+class DelayedVerbs:
+    """The part of a broker that is about messages that are not due yet."""
+
+    store: Store
+    _workers: Workers
+
+    async def _topic(self, name: str) -> Topic:
+        raise NotImplementedError  # the broker's
+
+    async def delayed(
+        self, topic: str, limit: int, since: DelayedPosition | None = None
+    ) -> list[DelayedBatch]:
+        topic_id = (await self._topic(topic)).id
+        return await self._workers.run(self._page, topic_id, max(1, min(limit, _PAGE)), since)
+
+    def _page(self, topic_id: int, limit: int, since: DelayedPosition | None) -> list[DelayedBatch]:
+        rows = self.store.schedule.listed(topic_id, since=since, messages=limit, max_bytes=_PAGE_BYTES)
+        return [DelayedBatch(row.id, row.partition_id, row.due_at, row.records, row.batch) for row in rows]
+
+    async def cancel(self, topic: str, id: str) -> bool:
+        topic_id = (await self._topic(topic)).id
+        return await self._workers.run(self.store.schedule.cancel, topic_id, digest(id))

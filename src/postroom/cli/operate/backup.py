@@ -6,19 +6,23 @@
 A folder with the name that was asked for is a whole, checked backup, and a queue that can be opened is wholly
 restored and says so: what is cut off in between has another name. Progress goes first, in both: an older
 progress with a newer log gives messages again; the other way round they would be lost.
+
+On a database server its own programs do it, and do it better: what to run is said. Must never show a password
+there: the programs ask for it, or have it from a file of theirs.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -28,7 +32,6 @@ from ..framework.command import Run
 
 if TYPE_CHECKING:
     from ...address import Address
-    from .server_backup import Advice
 
 __all__ = ["backup", "restore"]
 
@@ -46,9 +49,7 @@ Begin = Callable[[str], Callable[[int, int], None]]  # a file's turn: returns wh
 
 def backup(run: Run, target: Target) -> None:
     """Copy a queue in SQLite files while it is in use, and check the copy. On servers: say what to run."""
-    from .server_backup import backing_up
-
-    logs = _logs(run, lambda address: backing_up(address, target), deed="backed up")
+    logs = _logs(run, lambda address: _backing_up(address, target), deed="backed up")
     run.refuse_missing()
     _refuse_incomplete(run, logs)
     with _explained(f"{run.shown} could not be backed up", _DAMAGED), _new_folder(target) as folder:
@@ -64,9 +65,7 @@ def backup(run: Run, target: Target) -> None:
 
 def restore(run: Run, source: Source) -> None:
     """Put a backup where no queue is, check it, and say that it was restored. On servers: say what to run."""
-    from .server_backup import restoring
-
-    logs = _logs(run, lambda address: restoring(address, source), deed="restored")
+    logs = _logs(run, lambda address: _restoring(address, source), deed="restored")
     copies = {name: _log_in(_folder_of(source, name)) for name in logs}
     for path in logs.values():
         _refuse_taken(path)
@@ -98,8 +97,6 @@ def restore(run: Run, source: Source) -> None:
 
 def _logs(run: Run, advise: Callable[[Address], Advice], *, deed: str) -> dict[str, Path]:
     """Return the log of each shard, the first one's under ""; leaves with advice if one is on a server."""
-    from .server_backup import give_advice
-
     found: dict[str, Path] = {}
     servers: list[tuple[Run, Advice]] = []
     for name, one in zip(("", *run.shards), run.databases(), strict=True):
@@ -113,7 +110,7 @@ def _logs(run: Run, advise: Callable[[Address], Advice], *, deed: str) -> dict[s
         else:
             found[name] = address.path
     if servers:
-        give_advice(run, servers, deed=deed)
+        _give_advice(run, servers, deed=deed)
     return found
 
 
@@ -389,3 +386,85 @@ def _copying(run: Run) -> AbstractContextManager[Begin]:
     from ..framework.terminal import copying
 
     return copying()
+
+
+# ---- on a database server ----
+
+
+class Advice(NamedTuple):
+    run: tuple[str, ...]  # commands, in this order
+    better: str  # what loses less
+    never: tuple[str, ...]  # what must not be done
+
+
+def _give_advice(run: Run, advice: Sequence[tuple[Run, Advice]], *, deed: str) -> None:
+    """Print what to run on each server, and leave: nothing was done."""
+    for one, said in advice:
+        if run.json:
+            show.json_line({"url": one.shown, **said._asdict()})
+            continue
+        typer.echo(f"# {one.shown}: run, with --url or POSTROOM_URL as now")
+        for line in said.run:
+            typer.echo(line)
+        typer.echo(f"# better: {said.better}")
+        for line in said.never:
+            typer.echo(f"# never: {line}")
+    message = f"nothing was {deed}: a queue on a database server is {deed} by the server's own programs; run "
+    exits.say_error("usage", f"{message}what is printed", as_json=run.json)
+    raise typer.Exit(exits.USAGE)
+
+
+def _backing_up(address: Address, target: Path) -> Advice:
+    if address.kind == "postgresql":
+        return Advice(
+            (_line("pg_dump", "--format=custom", f"--file={target}.dump", _plain(address)),),
+            "pg_basebackup with WAL archiving (PITR) loses nothing that was archived",
+            (
+                "leave tables out: log and progress must be of one moment",
+                "copy the files of a server that runs",
+            ),
+        )
+    file = shlex.quote(f"{target}.sql")
+    return Advice(
+        (f"{_line('mariadb-dump', '--single-transaction', *_server(address))} > {file}",),
+        "mariadb-backup with the binary log kept loses nothing that was logged",
+        (
+            "leave --single-transaction out: it is what makes the dump one moment",
+            "make or delete a topic meanwhile: the dump ends with an error",
+            "copy the files of a server that runs",
+        ),
+    )
+
+
+def _restoring(address: Address, source: Path) -> Advice:
+    after = ("postroom doctor", "postroom restored")  # with the same --url, whose password is not shown
+    never = (
+        "restore into a database that has tables: make a new, empty one",
+        "restore while a process of Postroom uses the database",
+        "leave `postroom restored` out: streams would not see that offsets are given again",
+    )
+    if address.kind == "postgresql":
+        line = _line(
+            "pg_restore", "--no-owner", "--exit-on-error", f"--dbname={_plain(address)}", str(source)
+        )
+        return Advice((line, *after), "with PITR, recover to the last archived WAL, then run the rest", never)
+    line = f"{_line('mariadb', *_server(address))} < {shlex.quote(str(source))}"
+    return Advice((line, *after), "with mariadb-backup, replay the binary log, then run the rest", never)
+
+
+def _plain(address: Address) -> str:
+    """As libpq spells it: no `postgresql+psycopg`."""
+    return f"postgresql:{address.shown.partition(':')[2]}"
+
+
+def _server(address: Address) -> list[str]:
+    server = dict(address.server)
+    where = [f"--host={server['host']}", f"--port={server['port']}"]
+    if "unix_socket" in server:
+        where = [f"--socket={server['unix_socket']}"]
+    user = [f"--user={server['user']}"] if server["user"] else []
+    return [*where, *user, *(["--password"] if server["password"] else []), str(server["database"])]
+
+
+def _line(*words: str) -> str:
+    return shlex.join(words)

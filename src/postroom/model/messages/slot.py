@@ -6,20 +6,32 @@ function and its vectors must never change. Routes map slots to partitions elsew
 The multiplication (Knuth's, by 2**32 over the golden ratio) is there because partitions are contiguous
 ranges of slots, and the plain remainder of a CRC clusters keys that differ only at their end: of 100
 sequential 8-byte integers all fell into one half of the slots, so that half of the partitions had nothing.
+
+Kafka clients choose the partition of a key themselves, each family by a rule of its own: Java's, aiokafka,
+kafka-python and franz-go take murmur2, librdkafka takes CRC-32. A topic that was made for them names one of
+these, and native producers follow it: then a key has one partition, whoever sends it, and its order holds.
+Their rules count partitions; a slot of that partition stands for it here, so that routes and moves need not
+know of them. They must never change either: order per key depends on them (R29).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Literal
 from zlib import crc32
 
 from ...config import SLOTS
 
-__all__ = ["TEST_VECTORS", "deal", "slot_of", "slots_of"]
+__all__ = ["KEY_RULES", "TEST_VECTORS", "Keys", "deal", "murmur2", "slot_by", "slot_of", "slots_of"]
 
+Keys = Literal["postroom", "java", "librdkafka"]
+KEY_RULES: tuple[Keys, ...] = ("postroom", "java", "librdkafka")
 
 _GOLDEN = 2654435769
 _SHIFT = 32 - (SLOTS.bit_length() - 1)
+_SHORT, _MOST = 64, 16_384  # bytes of a key that is remembered, and how many: the hash takes 20 times ours
+_SEED, _M, _MASK, _POSITIVE = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF, 0x7FFFFFFF
 
 
 def slot_of(key: bytes) -> int:
@@ -37,6 +49,41 @@ def deal(keys: Iterable[bytes], piles: Sequence[list[int]]) -> None:
     golden, mask, shift = _GOLDEN, 0xFFFFFFFF, _SHIFT
     for at, key in enumerate(keys):
         piles[(crc32(key) * golden & mask) >> shift].append(at)
+
+
+def slot_by(rule: Keys, key: bytes, starts: Sequence[int]) -> int:
+    """Return the slot of a key. `starts`: the first slot of each of Kafka's partitions.
+
+    >>> slot_by("java", b"42", (0, 256, 512, 768))
+    0
+    """
+    if rule == "postroom":
+        return slot_of(key)
+    return starts[(_java(key) if rule == "java" else crc32(key)) % len(starts)]
+
+
+def _java(key: bytes) -> int:
+    return (_remembered(key) if len(key) <= _SHORT else murmur2(key)) & _POSITIVE
+
+
+def murmur2(data: bytes) -> int:
+    """Return Java's hash of a key, as a number without a sign.
+
+    >>> murmur2(b"21") - 2**32  # as Kafka's own tests have it
+    -973932308
+    """
+    whole = len(data) & ~3
+    found = (_SEED ^ len(data)) & _MASK
+    for at in range(0, whole, 4):
+        part = int.from_bytes(data[at : at + 4], "little") * _M & _MASK
+        found = (found * _M & _MASK) ^ ((part ^ part >> 24) * _M & _MASK)
+    if whole < len(data):
+        found = (found ^ int.from_bytes(data[whole:], "little")) * _M & _MASK
+    found = (found ^ found >> 13) * _M & _MASK
+    return found ^ found >> 15
+
+
+_remembered = lru_cache(_MOST)(murmur2)
 
 
 TEST_VECTORS: tuple[tuple[bytes, int], ...] = (

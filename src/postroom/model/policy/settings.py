@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ...config import DEFAULTS, SLOTS
 from ...errors import GroupConflict, InvalidSetting, TopicConflict
 from ...units import format_duration
-from ..topology.keys import KEY_RULES, Keys
+from ..messages.slot import KEY_RULES, Keys
 from .bounds import MOST_MOMENTS_MS, KafkaConfigs, Label, Long, StartOffsets, Whole
 from .slow_lane import NO_LANE, LanePolicy
 

@@ -21,7 +21,7 @@ from typing import Literal
 
 from ...config import SLOTS
 from ...errors import InvalidSetting, UnknownPartition
-from .keys import Keys, slot_by
+from ..messages.slot import Keys, slot_by
 
 __all__ = [
     "Change",

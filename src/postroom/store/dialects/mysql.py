@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import pymysql
 from pymysql.constants import CLIENT, SERVER_STATUS
@@ -68,6 +68,23 @@ def _lone(partition_id: int, now: str) -> str:
     return "; ".join(_LONE).format(now=now, log=log_table(partition_id)).replace("?", "%s")
 
 
+class _Connection(pymysql.connections.Connection):  # type: ignore[misc]
+    """Where no certificate is asked for, all connections share what they need for TLS.
+
+    PyMySQL makes it for each, and reads all authorities that the system trusts for it, to trust anybody
+    then: 27 ms of CPU, nine tenths of what it takes to connect.
+    """
+
+    _trusting: ClassVar[Any] = None
+
+    def _create_ssl_ctx(self, asked: dict[str, Any]) -> Any:
+        if asked:  # files, which may change
+            return super()._create_ssl_ctx(asked)
+        if _Connection._trusting is None:
+            _Connection._trusting = super()._create_ssl_ctx(asked)
+        return _Connection._trusting
+
+
 class MysqlDialect(ServerDialect):
     kind = "mysql"
     failures = (pymysql.Error,)
@@ -95,7 +112,7 @@ class MysqlDialect(ServerDialect):
         limits = self._limits
         connecting = max(1, limits.connect_timeout_ms // 1000)
         try:
-            connection = pymysql.connect(
+            connection = _Connection(
                 **self._address,
                 charset="utf8mb4",
                 autocommit=True,

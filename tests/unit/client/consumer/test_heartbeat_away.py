@@ -14,6 +14,9 @@ from postroom.clock import SystemClock
 from postroom.endpoint.values import Beat, Held
 from postroom.model.delivery.delivery import Span
 
+pytestmark = pytest.mark.hasty
+
+
 HERE, THERE = (Held("orders", number, 7, ((0, 3),)) for number in (1, 2))
 
 

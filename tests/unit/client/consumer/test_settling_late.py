@@ -26,6 +26,9 @@ from tests.tuned import Tune
 from tests.unit.client.client_endpoint import FakeEndpoint
 from tests.unit.client.ordered_endpoint import OrderedEndpoint
 
+pytestmark = pytest.mark.hasty
+
+
 LEASE = "200ms"
 AWAY = StoreUnavailable("the database is away")
 

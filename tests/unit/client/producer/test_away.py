@@ -14,6 +14,9 @@ from postroom.client.connection import Connection
 from tests.unit.client.changing_endpoint import AWAY, HIGH, LIMIT, LOW, REFUSED, Changing, turns
 from tests.unit.client.client_endpoint import failing, waiting
 
+pytestmark = pytest.mark.hasty
+
+
 BUSY = StoreBusy("busy")
 
 

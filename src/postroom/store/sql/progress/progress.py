@@ -176,7 +176,8 @@ class SqlProgress:
     ) -> Granted:
         def decide(locked: Locked) -> Granted:
             acked = tuple([_settle(locked, group, token, _acks(spans)) for token, spans in ask.acks])
-            ordered.leave_order(locked)
+            if locked.row.holder.until:  # the group was ordered
+                ordered.leave_order(locked)
             locked.skip_to(log_start)
             if again := locked.held(ask.token):
                 return replace(locked.hand_out_again(again, group.settings.lease_ms), acked=acked)

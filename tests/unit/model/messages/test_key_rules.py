@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2 as murmur2_of_kafka_python
 
 from postroom import InvalidSetting
-from postroom.model.messages.slot import slot_of
+from postroom.model.messages.slot import Keys, murmur2, slot_by, slot_of
 from postroom.model.policy.settings import TopicSettings
-from postroom.model.topology.keys import Keys, murmur2, slot_by
 from postroom.model.topology.route import Range, Route, even_ranges
 
 # The test vectors of Kafka's own `Utils.murmur2`.
