@@ -310,6 +310,7 @@ def _fakes() -> dict[int, Any]:
         "monotonic_ns": _monotonic_ns,
         "perf_counter": _monotonic,
         "perf_counter_ns": _monotonic_ns,
+        "thread_time": _monotonic,
         "time": _wall,
         "time_ns": _wall_ns,
         "sleep": _sleep,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,6 +15,7 @@ from postroom.model.access import Principal, hash_of, parse_permissions
 from postroom.model.messages.batch import BatchBuilder, build_control
 from tests.damage import garbage
 from tests.integration.wire.wire_raw import broker_of, served
+from tests.tuned import Tune
 
 TOKEN = new_token()
 
@@ -71,3 +73,21 @@ async def test_large_batches_of_the_sdk_pass(stranger: postroom.Connection) -> N
         await producer.send_many(many)
         await producer.send(b"x" * (4 << 20))
     assert [len(m.value) async for m in stranger.read("orders")] == [900] * 9_000 + [4 << 20]
+
+
+def numbered(first: int, count: int) -> bytes:
+    """Messages of one producer, from this sequence on."""
+    builder = BatchBuilder(max_bytes=2**31 - 1)
+    for _ in range(count):
+        builder.append(1, None, b"x", [("a", b"b")] * 40)
+    return builder.build(5, 0, first)
+
+
+async def test_a_batch_that_is_read_in_a_thread_is_not_overtaken_by_the_next(tune: Tune) -> None:
+    tune(wire={"admit_s": 0.0})
+    async with served() as (mq, server), postroom.connect(server.url) as sender:
+        await mq.create_topic("orders", partitions=1)
+        place = (await sender.route("orders")).ranges[0].partition_id
+        batches = [numbered(0, 10_000), numbered(10_000, 1), numbered(10_001, 1)]  # the first takes longest
+        stored = await asyncio.gather(*[sender._endpoint.append("orders", place, one) for one in batches])
+        assert [one.base_offset for one in stored] == [0, 10_000, 10_001]

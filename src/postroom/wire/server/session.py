@@ -6,6 +6,7 @@ nothing is done before all of them are there.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -82,6 +83,7 @@ class Session:
         self._polls_bytes = limits.answer_bytes  # that polls may bring together, without those that wait
         self._usual: dict[str, int] = {}  # how long lists were
         self._careful = False  # it sent a batch that was refused
+        self._admitting = asyncio.Lock()
 
     @property
     def principal(self) -> Principal:
@@ -174,17 +176,22 @@ class Session:
             await self._broker.settle(asked.topic, asked.group, released(asked, reply.grants))
 
     async def _admit(self, request: Request, body: bytes) -> None:
-        """Refuse batches that could not be read, or hold more than they may: a token is not trust."""
+        """Refuse batches that could not be read, or hold more than they may: a token is not trust.
+
+        One by one: a batch that overtook an earlier one would be refused for the gap before it, and sent
+        again. Work is counted, not time: to wait for a processor holds up nobody else here.
+        """
         walking = walk if isinstance(request, r.Append) else walk_all
-        steps = walking(body, self._broker.now_ms(), careful=self._careful)
-        until = time.perf_counter() + self._admit_s
-        try:
-            for _ in steps:
-                if time.perf_counter() >= until:
-                    await self._broker.in_thread(_rest_of, steps)
-        except PostroomError:
-            self._careful = True
-            raise
+        async with self._admitting:
+            steps = walking(body, self._broker.now_ms(), careful=self._careful)
+            until = time.thread_time() + self._admit_s
+            try:
+                for _ in steps:
+                    if time.thread_time() >= until:
+                        await self._broker.in_thread(_rest_of, steps)
+            except PostroomError:
+                self._careful = True
+                raise
 
     async def _beat(self, beats: Sequence[Beat]) -> Any:
         self._holdings.renewed(beats, self._now_ms())

@@ -66,18 +66,21 @@ class Outlet:
     def stale(self) -> bool:
         """The lease on what could come next has passed, as far as is known here: the machine slept."""
         now_ms = self._now_ms()
-        return any(
-            h.until <= now_ms and h.give_up_at is None and h.queue.has_more(now_ms) for h in self._holdings
-        )
+        passed = [h for h in self._in_flight.holdings.values() if h.until <= now_ms and h.give_up_at is None]
+        return bool(passed) and any(holding.queue.has_more(now_ms) for holding in passed)
 
     def look_again(self) -> None:
         """Whether there is something to take may have changed."""
-        now_ms, next_at = self._now_ms(), FAR
+        now_ms = self._now_ms()
+        self._tell(self._usable(now_ms), now_ms, self._suspect)
+
+    def _tell(self, usable: list[AssignedPartition], now_ms: int, within: Span | None) -> None:
+        """Whether there is something to take from these."""
+        next_at = FAR
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        within = self._suspect
-        for holding in self._usable(now_ms):
+        for holding in usable:
             if holding.queue.has_more(now_ms, within):
                 self._arrived.set()
                 return
@@ -96,13 +99,17 @@ class Outlet:
         usable = self._usable(now_ms)
         self._turn += 1
         at = self._turn % max(1, len(usable))
-        for holding in usable[at:] + usable[:at]:
+        for holding in usable[at:] + usable[:at] if at else usable:
             part = holding.queue.take(limit - len(out), now_ms, one_per_key=self.one_per_key, within=within)
+            if not part:
+                continue
             self._went_out(holding, part, now_ms)
             out = out + part if out else part
             if len(out) >= limit:
                 break
-        self.look_again()
+        if within is not None:  # what was begun decides what else may be
+            usable = self._usable(now_ms)
+        self._tell(usable, now_ms, within)
         return out
 
     def _usable(self, now_ms: int) -> list[AssignedPartition]:

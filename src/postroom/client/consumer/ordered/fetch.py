@@ -248,10 +248,13 @@ class OrderedFetcher(Fetcher):
 
     def _park(self) -> None:
         """What waits behind failing messages goes to the store: always behind those that are stopped."""
+        holdings = [h for h in self._partitions.holdings.values() if h.queue.waiting or h.queue.claimed]
+        if not holdings:
+            return
         many = max(self._window.messages, _FEW_WAITING)
-        crowded = sum(h.queue.behind for h in self._holdings) > many
+        crowded = sum(holding.queue.behind for holding in holdings) > many
         crowded = crowded or self._in_flight.bytes > 2 * self._window.bytes
-        for holding in self._holdings:
+        for holding in holdings:
             if crowded:
                 holding.queue.park_waiting()
             holding.queue.park_stopped()

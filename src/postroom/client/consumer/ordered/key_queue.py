@@ -105,6 +105,8 @@ class KeyQueue:
         `within`: of what was looked at before, only these offsets; keys with others first are left alone.
         """
         out: list[Received] = []
+        if not (self.fresh or self._ready or self._moments):
+            return out
         self._wake(now_ms)
         passed: list[Key] = []
         while self._ready and len(out) < limit:
@@ -218,8 +220,8 @@ class KeyQueue:
     def done(self, messages: Sequence[Received]) -> None:
         """These are out no more: settled, or on their way there. Their keys may go on."""
         if len(messages) == self.out:
-            freed: Iterable[Key] = self._busy
-            self._busy = Counter()
+            freed = list(self._busy)
+            self._busy.clear()
         else:
             freed = self._less_busy(messages)
         self.out -= len(messages)
@@ -279,6 +281,9 @@ class KeyQueue:
         if self._whole:
             if messages:
                 self._busy[None] += len(messages)
+        elif len(messages) == 1:  # a message at a time
+            key = messages[0].key
+            self._busy[key] = self._busy.get(key, 0) + 1
         else:
             self._busy.update(map(_key, messages))
 
