@@ -145,6 +145,7 @@ class Session:
                 "sasl_authenticate": self._by_request(self._authenticate),
                 "create_topics": self._by_request(self._administration.create_topics),
                 "delete_topics": self._by_request(self._administration.delete_topics),
+                "delete_records": self._by_request(self._administration.delete_records),
                 "init_producer_id": self._by_request(self._administration.init_producer_id),
                 "describe_configs": self._by_request(self._administration.describe_configs),
                 "incremental_alter_configs": self._by_request(self._administration.alter_configs),

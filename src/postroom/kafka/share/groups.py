@@ -31,6 +31,7 @@ _START, _LEASE, _ATTEMPTS = (
     "share.delivery.count.limit",
 )
 _LATEST, _EARLIEST = "latest", "earliest"
+_KAFKAS_ATTEMPTS = 5  # Kafka's own default: its clients count with it
 _MOST_ATTEMPTS = 10_000
 _STRING, _INT = 2, 3  # types of a config
 
@@ -46,13 +47,14 @@ class GroupConfig(NamedTuple):
 
 
 def wish_of(configs: Mapping[str, str]) -> GroupWish:
-    """The settings of a group with these configs. It begins at the end, as those of Kafka do."""
-    lease, attempts = configs.get(_LEASE), configs.get(_ATTEMPTS)
+    """The settings of a group with these configs. What is not among them is as with Kafka: it begins at
+    the end, and a message is delivered five times."""
+    lease = configs.get(_LEASE)
     return GroupWish(
         mode="shared",
         start=Start("earliest" if configs.get(_START) == _EARLIEST else "latest"),
         lease_ms=None if lease is None else int(lease),
-        max_attempts=None if attempts is None else int(attempts),
+        max_attempts=int(configs.get(_ATTEMPTS, _KAFKAS_ATTEMPTS)),
     )
 
 
@@ -180,7 +182,7 @@ class ShareGroups:
             own |= {_LEASE: str(settings.lease_ms), _ATTEMPTS: str(settings.max_attempts)}
         tuning = self._tuning
         defaults = {
-            _START: _LATEST, _LEASE: str(DEFAULTS.lease_ms), _ATTEMPTS: str(DEFAULTS.max_attempts),
+            _START: _LATEST, _LEASE: str(DEFAULTS.lease_ms), _ATTEMPTS: str(_KAFKAS_ATTEMPTS),
         }  # fmt: skip
         found = [
             GroupConfig(one, own.get(one, value), _STRING if one == _START else _INT, own=one in own)
@@ -211,7 +213,7 @@ class ShareGroups:
         wish = wish_of(configs)
         changed = GroupWish(
             lease_ms=wish.lease_ms or DEFAULTS.lease_ms if _LEASE in asked else None,
-            max_attempts=wish.max_attempts or DEFAULTS.max_attempts if _ATTEMPTS in asked else None,
+            max_attempts=wish.max_attempts if _ATTEMPTS in asked else None,
         )
         for group in groups if changed != GroupWish() else ():
             await self._broker.alter_group(group.topic, group.name, changed)
@@ -223,5 +225,5 @@ class ShareGroups:
 
 
 def _default(name: str) -> str:
-    known: dict[str, Any] = {_START: _LATEST, _LEASE: DEFAULTS.lease_ms, _ATTEMPTS: DEFAULTS.max_attempts}
+    known: dict[str, Any] = {_START: _LATEST, _LEASE: DEFAULTS.lease_ms, _ATTEMPTS: _KAFKAS_ATTEMPTS}
     return str(known.get(name, ""))
