@@ -18,7 +18,7 @@ from .fetch import Missing
 from .outcome import SKIPPED, Case, Judged, judged, known_failures, table
 from .running import STORES, Listener, listener
 from .suites.java_trouble import java_trouble
-from .suites.outsiders import kafka_python, kgo, librdkafka
+from .suites.outsiders import kafka_python, kgo, librdkafka, librdkafka_share
 from .suites.share import kafka_share
 from .suites.spark_source import spark
 from .suites.tools import kafka_tools, kcat
@@ -30,6 +30,7 @@ SUITES: dict[str, Callable[[Listener], Iterator[Case]]] = {
     "kafka-tools": kafka_tools,
     "kgo": kgo,
     "librdkafka": librdkafka,
+    "librdkafka-share": librdkafka_share,
     "java-trouble": java_trouble,
     "spark": spark,
 }

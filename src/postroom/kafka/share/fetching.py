@@ -84,6 +84,8 @@ class ShareDeliveries:
                 raise ShareError(Code.INVALID_REQUEST, "a request that opens a session acknowledges nothing")
             session = self._sessions.begin(who, request.share_session_epoch, opens=True)
             _change_partitions(session, request, answer)
+            if request.share_session_epoch != CLOSES:
+                self._sessions.check_partitions(who)
             await self._acknowledge(who, session, request, answer)
             if request.share_session_epoch == CLOSES:
                 await self._settling.give_back(share_group(who[1]), session.drained())
@@ -158,7 +160,7 @@ class ShareDeliveries:
         if not wanted:
             return
         given: list[tuple[PartitionOf, Acquired]] = []
-        if session.in_flight < _MOST_IN_FLIGHT:
+        if session.in_flight < _MOST_IN_FLIGHT and self._sessions.has_room:
             asked = self._polls(who, session, request, wanted, most_bytes, wait_ms)
             for topic, poll, reply in await self._first(asked):
                 if isinstance(reply, PostroomError):
@@ -168,6 +170,7 @@ class ShareDeliveries:
                 answer.lease_ms = min(answer.lease_ms, reply.lease_ms) if answer.size else reply.lease_ms
                 rest = handed(session, topic, poll.token, reply, answer, until)
                 given += rest.acquired
+                self._sessions.count(who)
                 await self._account_for(topic, poll.group, rest)
         if not fits(answer.size):  # it asks again
             for partition, one in given:
