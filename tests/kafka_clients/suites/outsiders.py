@@ -110,6 +110,7 @@ _GROUPS = """
 """.split()  # noqa: SIM905
 _SHARE_GROUPS = "0170 0171 0172 0173 0174 0175 0176 0177 0178 0179 0180 0181 0184 0185".split()  # noqa: SIM905
 _GROUP_LIMIT_S = 480
+_PATIENCE = 3  # times its own, on a machine that others use as well
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _ROW = re.compile(r"^\| (\d{4}_\w+)\s*\|\s*(PASSED|FAILED|SKIPPED)\s*\|\s*([\d.]+)s\s*\|(.*)$")
 _FAILURE = re.compile(r'^### Test "(\d{4}_\w+)(?: \((.*?)\))?" failed at ([^ ]+) ')
@@ -131,7 +132,7 @@ def librdkafka_share(listener: Listener) -> Iterator[Case]:
 
 def _groups(listener: Listener, groups: Iterable[str], *options: str, **more: str) -> Iterator[Case]:
     place, conf = fetch.librdkafka(), listener.folder / "test.conf"
-    conf.write_text(f"bootstrap.servers={listener.address}\n")
+    conf.write_text(f"bootstrap.servers={listener.address}\ntest.timeout.multiplier={_PATIENCE}\n")
     told = {"RDKAFKA_TEST_CONF": str(conf), "LD_LIBRARY_PATH": "../src:../src-cpp", **more}
     for group in filter(listener.wants, groups):
         command = [place / "test-runner", "-p1", "-E", *options]

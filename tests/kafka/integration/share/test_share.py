@@ -64,6 +64,14 @@ async def test_a_fetch_waits_and_is_woken_by_what_arrives(queue: Connection, con
         assert values(await waiting) == {b"paid"}
 
 
+async def test_whoever_has_no_room_for_a_byte_is_handed_nothing(
+    queue: Connection, consumer: ShareConsumer
+) -> None:
+    await queue.send("orders", b"paid")
+    assert not await consumer.poll(max_bytes=0)
+    assert values(await consumer.poll_until(lambda got: bool(got))) == {b"paid"}
+
+
 async def test_a_topic_that_is_gone_keeps_nothing_of_the_others_back(
     queue: Connection, consumer: ShareConsumer
 ) -> None:
