@@ -16,7 +16,15 @@ from uuid import UUID
 from ...broker.served import Servable
 from ...config import WireTuning
 from ...endpoint.values import Beat, GroupInfo
-from ...errors import GroupConflict, LimitReached, PostroomError, StoreError, UnknownGroup, UnknownTopic
+from ...errors import (
+    GroupConflict,
+    InvalidName,
+    LimitReached,
+    PostroomError,
+    StoreError,
+    UnknownGroup,
+    UnknownTopic,
+)
 from ...model.policy.settings import GroupWish
 from ...model.share_session import next_epoch
 from ...model.topology.names import check_topic, share_group
@@ -84,8 +92,6 @@ class ShareMembers:
 
     def subscribe(self, member: _Member, topics: tuple[str, ...]) -> None:
         """Keep what a member subscribes to. ShareError if that is too much, with what all others do."""
-        if len(topics) > _MOST_TOPICS:
-            raise ShareError(Code.INVALID_REQUEST, f"subscribe to {_MOST_TOPICS} topics at most")
         subscribed = self._subscribed - len(member.topics) + len(topics)
         if subscribed > max(self._subscribed, _MOST_SUBSCRIBED):
             raise ShareError(
@@ -182,9 +188,9 @@ class ShareMembership:
         """Enter the groups of its topics; returns whether it is to be told what it is assigned."""
         asked = request.subscribed_topic_names
         if asked is not None:
-            for name in asked[: _MOST_TOPICS + 1]:
-                check_topic(name)
-            self._members.subscribe(member, tuple(dict.fromkeys(asked)))
+            if len(asked) > _MOST_TOPICS:
+                raise ShareError(Code.INVALID_REQUEST, f"subscribe to {_MOST_TOPICS} topics at most")
+            self._members.subscribe(member, tuple(dict.fromkeys(filter(_may_be, asked))))
         elif request.member_epoch == _NEW:
             raise ShareError(Code.INVALID_REQUEST, "whoever joins says which topics it subscribes to")
         views = await self._views(member.topics)
@@ -286,6 +292,14 @@ class ShareMembership:
             else _EMPTY
             for name, each in groups.items()
         }
+
+
+def _may_be(topic: str) -> bool:
+    """Whether there can be such a topic: what cannot be will never come, and is not kept."""
+    try:
+        return bool(check_topic(topic))
+    except InvalidName:
+        return False
 
 
 def _code(error: PostroomError) -> int:

@@ -125,10 +125,22 @@ async def test_of_whoever_may_not_come_in_nothing_is_kept(
                 stranger = ShareConsumer(wire, member=f"stranger-{number}")
                 found = await stranger.beat("secret")
                 assert int(found.error_code) == Code.TOPIC_AUTHORIZATION_FAILED
-                assert int((await stranger.beat("x" * 30_000)).error_code) == Code.INVALID_TOPIC
             await ShareConsumer(wire).join("orders")
             found = await ShareConsumer(wire).beat("orders")
             assert int(found.error_code) == Code.GROUP_MAX_SIZE_REACHED
+
+
+async def test_of_names_that_no_topic_can_have_nothing_is_kept(
+    queue: Connection, consumer: ShareConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are as topics that are not there, as with Kafka: whoever subscribes to another goes on."""
+    monkeypatch.setattr(members, "_MOST_SUBSCRIBED", 2)
+    other = ShareConsumer(consumer.wire)
+    assert int((await other.beat("^orders", "x" * 30_000, "_internal")).error_code) == 0
+    assert other.assigned == []
+    await queue.send("orders", b"paid")
+    assert int((await other.beat("orders", "^orders")).error_code) == 0
+    assert [one.value for one in await other.poll_until(lambda got: bool(got))] == [b"paid"]
 
 
 # ---- groups ----
