@@ -1,6 +1,6 @@
 """Fetches outsiders' clients and suites, runs them against our listener, and prints one table.
 
-    python -m tests.kafka_clients [--store sqlite] [kcat kgo …]
+    python -m tests.kafka_clients [--store sqlite] [--only '00*'] [kcat kgo …]
 
 The first run fetches and builds for some minutes, into ~/.cache/postroom-kafka-clients. Fails only on
 surprises: known failures are in `expected.toml`, with a sentence each. Not a part of `make test`.
@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from .fetch import Missing
 from .outcome import SKIPPED, Case, Judged, judged, known_failures, table
 from .running import STORES, Listener, listener
 from .suites.java_trouble import java_trouble
-from .suites.outsiders import kafka_python, kgo, librdkafka
+from .suites.outsiders import kafka_python, kgo, librdkafka, librdkafka_share
 from .suites.share import kafka_share
 from .suites.spark_source import spark
 from .suites.tools import kafka_tools, kcat
@@ -29,18 +30,19 @@ SUITES: dict[str, Callable[[Listener], Iterator[Case]]] = {
     "kafka-tools": kafka_tools,
     "kgo": kgo,
     "librdkafka": librdkafka,
+    "librdkafka-share": librdkafka_share,
     "java-trouble": java_trouble,
     "spark": spark,
 }
 EXPECTED = Path(__file__).with_name("expected.toml")
 
 
-def tried(suite: str, store: str, known: dict[str, str]) -> Judged:
+def tried(suite: str, store: str, known: dict[str, str], only: str) -> Judged:
     """A suite on a store of its own; where it cannot be had, it is skipped with the reason."""
     cases: list[Case] = []
     try:
         with listener(store, sharded=suite == "spark") as found:
-            for case in SUITES[suite](found):
+            for case in SUITES[suite](replace(found, only=only)):
                 cases.append(case)
                 print(
                     f"{suite} on {store}: {case.name}: {case.verdict} {case.reason}",
@@ -56,13 +58,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.kafka_clients", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; default: all")
     parser.add_argument("--store", action="append", choices=STORES, help="may be repeated; default: both")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="these cases of kgo and librdkafka")
     wish = parser.parse_args()
     unknown = set(wish.suites) - set(SUITES)
     if unknown:
         parser.error(f"no suite is called {', '.join(sorted(unknown))}; choose of {', '.join(SUITES)}")
     known = known_failures(EXPECTED)
     results = [
-        tried(suite, store, known.get(suite, {}))
+        tried(suite, store, known.get(suite, {}), wish.only)
         for suite in wish.suites or SUITES
         for store in wish.store or STORES
     ]

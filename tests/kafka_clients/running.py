@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from bench.peers.peer import ServerProcess
@@ -43,6 +44,10 @@ class Listener:
     url: str
     folder: Path
     serve: tuple[str, ...] = ()
+    only: str = "*"  # the cases that are wanted, in suites that run each in a process
+
+    def wants(self, case: str) -> bool:
+        return fnmatchcase(case, self.only)
 
     @property
     def port(self) -> int:

@@ -92,6 +92,7 @@ class Servable(Endpoint, Protocol):
         subject: tuple[str, str],
         work: Callable[[], Awaitable[Any]],
         *,
+        asked: State | None = None,
         before: State | None = None,
         after: Callable[[Any], State | None] = ...,
         lasting: bool = False,

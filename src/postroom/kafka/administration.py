@@ -1,4 +1,4 @@
-"""Topics and their configuration, as Kafka's admin clients ask for them.
+"""Topics, their configuration and what is deleted of them, as Kafka's admin clients ask for it.
 
 What Postroom has under another name is translated (`retention.ms`); what Kafka alone has, since it is about
 its files, is taken and ignored; what would be a promise that is not kept (`cleanup.policy=compact`) is
@@ -14,12 +14,14 @@ from typing import Any, cast
 
 from ..broker.served import Servable
 from ..config import DEFAULTS, SLOTS
-from ..errors import InvalidSetting, PostroomError, TopicExists, UnknownTopic
+from ..errors import InvalidSetting, PostroomError, TopicExists, UnknownPartition, UnknownTopic
 from ..model.messages.slot import Keys
 from ..model.policy.settings import TopicSettings
+from ..model.topology.chain import Chain
 from ..model.topology.names import check_topic
 from .apis import Code, code_of
 from .metadata import KAFKA_KEYS, Cluster
+from .reading import log_end, log_start
 from .share.groups import ShareGroups
 from .topics import Topics
 
@@ -30,6 +32,8 @@ _SET, _DELETE = 0, 1  # operations on a config
 _OWN, _STATIC, _DEFAULT = 1, 4, 5  # sources of a config
 _STRING, _INT, _LONG, _DOUBLE, _BOOLEAN, _LIST = 2, 3, 5, 6, 1, 7  # types of a config
 _LAST_EPOCH = 32_767
+_TO_THE_END = -1  # of a partition, all of which is deleted
+_NOWHERE = -1
 
 # Of a topic: what is reported, and cannot be another.
 _FIXED: Mapping[str, tuple[str, int]] = {
@@ -221,6 +225,51 @@ class Administration:
             if answer["name"] is None and code == Code.UNKNOWN_TOPIC_OR_PARTITION:
                 code = Code.UNKNOWN_TOPIC_ID
             return answer | {"error_code": code, "error_message": str(error)}
+
+    # ---- records ----
+
+    async def delete_records(self, request: Any) -> dict[str, Any]:
+        topics = []
+        for wanted in request.topics or ():
+            found = [await self._delete_before(wanted.name, one) for one in wanted.partitions or ()]
+            topics.append({"name": wanted.name, "partitions": found})
+        return {"throttle_time": 0, "topics": topics}
+
+    async def _delete_before(self, topic: str, wanted: Any) -> dict[str, Any]:
+        answer = {"partition_index": wanted.partition_index, "low_watermark": _NOWHERE, "error_code": 0}
+        try:
+            self._permit("purge", topic)
+            chain = (await self._topics.view(topic, fresh=True)).chain(wanted.partition_index)
+            if chain is None or not chain.links:
+                raise UnknownPartition(f"topic {topic!r} has no partition {wanted.partition_index}")
+            start = await self._broker.audited(
+                "delete_records",
+                (topic, ""),
+                lambda: self._broker.in_thread(self._trimmed, chain, wanted.offset),
+                asked={"partition": wanted.partition_index, "offset": wanted.offset},
+            )
+        except PostroomError as error:
+            return answer | {"error_code": code_of(error)}
+        if start is None:
+            return answer | {"error_code": Code.OFFSET_OUT_OF_RANGE}
+        return answer | {"low_watermark": start}
+
+    def _trimmed(self, chain: Chain, offset: int) -> int | None:
+        """Keep nothing before an offset; returns where the log starts. None: it has no such offset."""
+        log, ids = self._broker.store.log, [link.partition_id for link in chain.links]
+        edges = log.bounds(ids)
+        end = log_end(chain.newest, edges[chain.newest.partition_id])
+        offset = end if offset == _TO_THE_END else offset
+        if not 0 <= offset <= end:
+            return None
+        for link in chain.links:
+            edge = edges[link.partition_id]
+            read = offset >= log_end(link, edge)  # the seal goes with what is before it
+            below = edge.end if read else offset - link.origin
+            if below > edge.start:
+                log.trim(link.partition_id, below)
+        edges = log.bounds(ids)
+        return log_start(chain, [edges[id] for id in ids])
 
     # ---- configs ----
 

@@ -26,7 +26,7 @@ from .hot import Fetch, FetchedPartition, FetchedTopic, FetchTopic
 from .primitives import Piece
 from .topics import KafkaTopic, Topics
 
-__all__ = ["Reading", "at_origin"]
+__all__ = ["Reading", "at_origin", "log_end", "log_start"]
 
 _OFFSET = struct.Struct(">q")
 _BY_ID_FROM = 13  # versions of Fetch that name topics by their ids
@@ -154,9 +154,9 @@ class Reading:
         edges = self._broker.store.log.bounds([link.partition_id for link in chain.links])
         bounds = [edges[link.partition_id] for link in chain.links]
         if time == _END:
-            return -1, _end(chain.newest, bounds[-1])
+            return -1, log_end(chain.newest, bounds[-1])
         if time in (_START, _LOCAL_START):
-            return -1, _log_start(chain, bounds)
+            return -1, log_start(chain, bounds)
         if time == _TIERED_END:
             return _NOWHERE
         links = list(zip(chain.links, bounds, strict=True))
@@ -198,22 +198,22 @@ def _in_batch(batch: StoredBatch, at_least: int | None, start: int) -> tuple[int
 # ---- offsets ----
 
 
-def _end(link: Link, edge: Bounds | Fetched) -> int:
+def log_end(link: Link, edge: Bounds | Fetched) -> int:
     """Where a partition ends for Kafka clients: the seal has no offset."""
     return link.origin + edge.end - int(edge.sealed)
 
 
-def _log_start(chain: Chain, edges: Sequence[Bounds | Fetched]) -> int:
+def log_start(chain: Chain, edges: Sequence[Bounds | Fetched]) -> int:
     """The lowest offset that is kept, in the first partition that has something, or where the newest ends."""
     for link, edge in zip(chain.links, edges, strict=True):
         if edge.start < edge.end - int(edge.sealed):
             return link.origin + edge.start
-    return _end(chain.newest, edges[-1])
+    return log_end(chain.newest, edges[-1])
 
 
 def _fill(one: _Asked, chain: Chain, edges: Sequence[Fetched]) -> int:
     answer, at = one.answer, chain.at(one.offset)
-    answer.end, answer.log_start = _end(chain.newest, edges[-1]), _log_start(chain, edges)
+    answer.end, answer.log_start = log_end(chain.newest, edges[-1]), log_start(chain, edges)
     if not answer.log_start <= one.offset <= answer.end:
         answer.error = Code.OFFSET_OUT_OF_RANGE
         return 0

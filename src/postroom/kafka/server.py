@@ -21,6 +21,7 @@ from .hot import Node
 from .messages import check_installed
 from .metadata import Cluster
 from .session import Session
+from .share.groups import SharedByName
 from .share.members import ShareMembers
 from .share.sessions import ShareSessions
 from .topics import Topics
@@ -55,6 +56,7 @@ class KafkaServer:
         loop = asyncio.get_running_loop()
         self.share_sessions = ShareSessions(lambda: int(loop.time() * 1000), self.tuning.kafka_share_idle_ms)
         self.share_members = ShareMembers(self.share_sessions.now, self.tuning)
+        self.shared_by_name = SharedByName(broker)
         self.pending_bytes = 0  # of requests under way
         self.connections: set[Connection] = set()
         self._id = str(uuid.uuid4())

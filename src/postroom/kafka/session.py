@@ -46,7 +46,7 @@ from .reading import Reading
 from .share.answers import acknowledge_answer as share_acknowledge_answer
 from .share.answers import fetch_answer as share_fetch_answer
 from .share.fetching import ShareDeliveries
-from .share.groups import ShareGroups
+from .share.groups import SharedByName, ShareGroups
 from .share.members import ShareMembers, ShareMembership
 from .share.sessions import ShareSessions
 from .share.settling import Settling
@@ -82,6 +82,7 @@ class Door(Protocol):
     coordinator: Coordinator
     share_sessions: ShareSessions
     share_members: ShareMembers
+    shared_by_name: SharedByName
     tuning: WireTuning
     figures: Figures | None
     one_answer_bytes: int
@@ -128,7 +129,7 @@ class Session:
         broker, topics = door.broker, door.topics
         self._producing = Producing(broker, topics, self._permit, self._told)
         self._reading = Reading(broker, topics, self._permit)
-        self._share_groups = ShareGroups(broker, self._permit, door.tuning)
+        self._share_groups = ShareGroups(broker, self._permit, door.tuning, door.shared_by_name)
         self._administration = Administration(broker, topics, self._permit, door.cluster, self._share_groups)
         create = self._administration.create
         self._describing = Describing(door.cluster, topics, self._permit, self._visible, create)
@@ -145,6 +146,7 @@ class Session:
                 "sasl_authenticate": self._by_request(self._authenticate),
                 "create_topics": self._by_request(self._administration.create_topics),
                 "delete_topics": self._by_request(self._administration.delete_topics),
+                "delete_records": self._by_request(self._administration.delete_records),
                 "init_producer_id": self._by_request(self._administration.init_producer_id),
                 "describe_configs": self._by_request(self._administration.describe_configs),
                 "incremental_alter_configs": self._by_request(self._administration.alter_configs),

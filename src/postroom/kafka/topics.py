@@ -10,7 +10,7 @@ topics, and never the truth: whoever meets a sealed partition asks for a fresh o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from uuid import UUID
 
 from ..broker.served import Servable
@@ -32,6 +32,11 @@ class KafkaTopic:
     id: UUID
     chains: tuple[Chain, ...]
     max_batch_bytes: int = DEFAULTS.max_batch_bytes  # that Kafka clients may send
+    indexes: tuple[int, ...] = field(init=False)  # of the partitions that are there; all members share it
+
+    def __post_init__(self) -> None:
+        there = tuple(chain.index for chain in self.chains if chain.links)
+        object.__setattr__(self, "indexes", there)
 
     @property
     def name(self) -> str:

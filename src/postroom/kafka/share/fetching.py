@@ -84,6 +84,8 @@ class ShareDeliveries:
                 raise ShareError(Code.INVALID_REQUEST, "a request that opens a session acknowledges nothing")
             session = self._sessions.begin(who, request.share_session_epoch, opens=True)
             _change_partitions(session, request, answer)
+            if request.share_session_epoch != CLOSES:
+                self._sessions.check_partitions(who)
             await self._acknowledge(who, session, request, answer)
             if request.share_session_epoch == CLOSES:
                 await self._settling.give_back(share_group(who[1]), session.drained())
@@ -154,11 +156,11 @@ class ShareDeliveries:
         loop = asyncio.get_running_loop()
         wait_ms = min(max(request.max_wait, 0), DEFAULTS.poll_wait_ms)
         deadline = loop.time() + wait_ms / 1000
-        wanted, failed = await self._wanted(session, answer)
-        if failed or not wanted:
+        wanted = await self._wanted(session, answer)
+        if not wanted:
             return
         given: list[tuple[PartitionOf, Acquired]] = []
-        if session.in_flight < _MOST_IN_FLIGHT:
+        if request.max_bytes > 0 and session.in_flight < _MOST_IN_FLIGHT and self._sessions.has_room:
             asked = self._polls(who, session, request, wanted, most_bytes, wait_ms)
             for topic, poll, reply in await self._first(asked):
                 if isinstance(reply, PostroomError):
@@ -168,6 +170,7 @@ class ShareDeliveries:
                 answer.lease_ms = min(answer.lease_ms, reply.lease_ms) if answer.size else reply.lease_ms
                 rest = handed(session, topic, poll.token, reply, answer, until)
                 given += rest.acquired
+                self._sessions.count(who)
                 await self._account_for(topic, poll.group, rest)
         if not fits(answer.size):  # it asks again
             for partition, one in given:
@@ -177,10 +180,9 @@ class ShareDeliveries:
         elif not answer.told():  # what it has is to be settled first (I14), and it asks on and on
             await asyncio.sleep(max(0.0, deadline - loop.time()))
 
-    async def _wanted(self, session: ShareSession, answer: Sharing) -> tuple[list[WantedTopic], bool]:
-        """The topics of a session, and whether something is wrong with one of its partitions."""
+    async def _wanted(self, session: ShareSession, answer: Sharing) -> list[WantedTopic]:
+        """The topics of a session, without the partitions that are wrong: the answer says what is."""
         found: dict[UUID | None, WantedTopic | tuple[int, str | None]] = {}
-        failed = False
         for id, index in session.partitions:
             if id not in found:
                 view, error, message = await self._view("poll", id)
@@ -192,8 +194,7 @@ class ShareDeliveries:
                 wanted = (Code.UNKNOWN_TOPIC_OR_PARTITION, "there is no such partition: ask for the metadata")
             partition = answer.partition(id, index)
             partition.error, partition.message = wanted
-            failed = True
-        return [one for one in found.values() if isinstance(one, WantedTopic)], failed
+        return [one for one in found.values() if isinstance(one, WantedTopic) and one.first >= 0]
 
     def _polls(
         self,

@@ -22,15 +22,16 @@ from ...store.contract.kafka import ShareGroup
 from ..apis import Code, code_of
 from .sessions import ShareError
 
-__all__ = ["GroupConfig", "ShareGroups", "wish_of"]
+__all__ = ["GroupConfig", "ShareGroups", "SharedByName", "wish_of"]
 
-_MOST = 10_000  # that have a config, or another name
+_MOST = 10_000  # share groups of a queue that Kafka clients may make; and those with a config or another name
 _START, _LEASE, _ATTEMPTS = (
     "share.auto.offset.reset",
     "share.record.lock.duration.ms",
     "share.delivery.count.limit",
 )
 _LATEST, _EARLIEST = "latest", "earliest"
+_KAFKAS_ATTEMPTS = 5  # Kafka's own default: its clients count with it
 _MOST_ATTEMPTS = 10_000
 _STRING, _INT = 2, 3  # types of a config
 
@@ -46,13 +47,14 @@ class GroupConfig(NamedTuple):
 
 
 def wish_of(configs: Mapping[str, str]) -> GroupWish:
-    """The settings of a group with these configs. It begins at the end, as those of Kafka do."""
-    lease, attempts = configs.get(_LEASE), configs.get(_ATTEMPTS)
+    """The settings of a group with these configs. What is not among them is as with Kafka: it begins at
+    the end, and a message is delivered five times."""
+    lease = configs.get(_LEASE)
     return GroupWish(
         mode="shared",
         start=Start("earliest" if configs.get(_START) == _EARLIEST else "latest"),
         lease_ms=None if lease is None else int(lease),
-        max_attempts=None if attempts is None else int(attempts),
+        max_attempts=int(configs.get(_ATTEMPTS, _KAFKAS_ATTEMPTS)),
     )
 
 
@@ -86,35 +88,49 @@ def _shared(listed: Listed) -> dict[str, list[Group]]:
     return found
 
 
+class SharedByName:
+    """The groups in mode "shared", by name, for all connections of a broker.
+
+    Sorted out once for as long as nothing changes: a request may name thousands of groups (I22).
+    """
+
+    def __init__(self, broker: Servable) -> None:
+        self._broker = broker
+        self._listed: Listed | None = None
+        self._named: dict[str, list[Group]] = {}
+
+    async def get(self) -> Mapping[str, list[Group]]:
+        listed: Listed = await self._broker.in_thread(self._broker.listing.look)
+        if self._listed is not listed:
+            self._listed, self._named = listed, _shared(listed)
+        return self._named
+
+
 class ShareGroups:
     """The share groups, for one connection. `permit`: operation and topic (None: the queue)."""
 
     def __init__(
-        self, broker: Servable, permit: Callable[[str, str | None], None], tuning: WireTuning
+        self,
+        broker: Servable,
+        permit: Callable[[str, str | None], None],
+        tuning: WireTuning,
+        shared: SharedByName,
     ) -> None:
         self._broker, self._permit, self._tuning = broker, permit, tuning
-        self._listed: Listed | None = None
-        self._named: dict[str, list[Group]] = {}
+        self._shared = shared
 
     async def all(self) -> dict[str, list[Group]]:
         """Every share group, by the name that Kafka clients know, and the groups that it is on topics."""
         kept = await self._broker.in_thread(self._broker.store.kafka_groups.share_groups)
         names = {share_group(one.name): one.name for one in kept}
         found: dict[str, list[Group]] = {}
-        for native, groups in (await self._by_name()).items():
+        for native, groups in (await self._shared.get()).items():
             found[names.get(native, native)] = groups
         return found
 
     async def of(self, name: str) -> list[Group]:
         """The groups that a share group is on topics."""
-        return (await self._by_name()).get(share_group(name), [])
-
-    async def _by_name(self) -> Mapping[str, list[Group]]:
-        """Sorted out once for as long as nothing changes: a request may name thousands of groups (I22)."""
-        listed: Listed = await self._broker.in_thread(self._broker.listing.look)
-        if self._listed is not listed:
-            self._listed, self._named = listed, _shared(listed)
-        return self._named
+        return (await self._shared.get()).get(share_group(name), [])
 
     def check(self, operation: str, groups: Iterable[Group]) -> None:
         """ShareError unless the client may do so on every topic of the group; of none, on the queue."""
@@ -126,7 +142,7 @@ class ShareGroups:
     async def make(self, topic: str, name: str, wish: GroupWish | None = None) -> None:
         """See to it that the group is there on a topic, with its configs, or as somebody wishes.
 
-        GroupConflict if a group of Kafka's other kind has the name.
+        GroupConflict if a group of Kafka's other kind has the name; LimitReached if there are too many.
         """
         store, native = self._broker.store, share_group(name)
         try:
@@ -134,6 +150,9 @@ class ShareGroups:
             return
         except UnknownGroup:
             pass
+        shared = await self._shared.get()
+        if native not in shared and len(shared) >= _MOST:
+            raise LimitReached(f"there are {_MOST:,} share groups: delete some that nobody needs")
         kept = await self._broker.in_thread(store.kafka_groups.share_group, name)
         if kept is None and native != name:
             await self._keep(ShareGroup(name, {}))
@@ -144,8 +163,15 @@ class ShareGroups:
             pass  # somebody else was faster
 
     async def _keep(self, group: ShareGroup) -> None:
-        put = self._broker.store.kafka_groups.put_share_group
-        if not await self._broker.in_thread(put, group, _MOST):
+        """Keep a name and its configs; names whose groups are gone make room for it."""
+        kept, in_thread = self._broker.store.kafka_groups, self._broker.in_thread
+        if await in_thread(kept.put_share_group, group, _MOST):
+            return
+        there = await self._shared.get()
+        for one in await in_thread(kept.share_groups):
+            if not one.configs and share_group(one.name) not in there:
+                await in_thread(kept.drop_share_group, one.name)
+        if not await in_thread(kept.put_share_group, group, _MOST):
             raise LimitReached(f"{_MOST:,} share groups have a config, or a name of Kafka's: delete some")
 
     # ---- deleting ----
@@ -180,7 +206,7 @@ class ShareGroups:
             own |= {_LEASE: str(settings.lease_ms), _ATTEMPTS: str(settings.max_attempts)}
         tuning = self._tuning
         defaults = {
-            _START: _LATEST, _LEASE: str(DEFAULTS.lease_ms), _ATTEMPTS: str(DEFAULTS.max_attempts),
+            _START: _LATEST, _LEASE: str(DEFAULTS.lease_ms), _ATTEMPTS: str(_KAFKAS_ATTEMPTS),
         }  # fmt: skip
         found = [
             GroupConfig(one, own.get(one, value), _STRING if one == _START else _INT, own=one in own)
@@ -211,7 +237,7 @@ class ShareGroups:
         wish = wish_of(configs)
         changed = GroupWish(
             lease_ms=wish.lease_ms or DEFAULTS.lease_ms if _LEASE in asked else None,
-            max_attempts=wish.max_attempts or DEFAULTS.max_attempts if _ATTEMPTS in asked else None,
+            max_attempts=wish.max_attempts if _ATTEMPTS in asked else None,
         )
         for group in groups if changed != GroupWish() else ():
             await self._broker.alter_group(group.topic, group.name, changed)
@@ -223,5 +249,5 @@ class ShareGroups:
 
 
 def _default(name: str) -> str:
-    known: dict[str, Any] = {_START: _LATEST, _LEASE: DEFAULTS.lease_ms, _ATTEMPTS: DEFAULTS.max_attempts}
+    known: dict[str, Any] = {_START: _LATEST, _LEASE: DEFAULTS.lease_ms, _ATTEMPTS: _KAFKAS_ATTEMPTS}
     return str(known.get(name, ""))

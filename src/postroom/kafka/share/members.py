@@ -16,7 +16,15 @@ from uuid import UUID
 from ...broker.served import Servable
 from ...config import WireTuning
 from ...endpoint.values import Beat, GroupInfo
-from ...errors import GroupConflict, LimitReached, PostroomError, StoreError, UnknownGroup, UnknownTopic
+from ...errors import (
+    GroupConflict,
+    InvalidName,
+    LimitReached,
+    PostroomError,
+    StoreError,
+    UnknownGroup,
+    UnknownTopic,
+)
 from ...model.policy.settings import GroupWish
 from ...model.share_session import next_epoch
 from ...model.topology.names import check_topic, share_group
@@ -34,6 +42,7 @@ __all__ = ["ShareMembers", "ShareMembership"]
 _NEW, _LEAVES = 0, -1  # epochs of a member
 _MOST_MEMBERS = 20_000  # of all groups, on this broker
 _MOST_TOPICS = 250  # of a member
+_MOST_SUBSCRIBED = 200_000  # of all members, on this broker: names that are kept
 _LONGEST_CLIENT = 100
 _STABLE, _EMPTY, _DEAD = "Stable", "Empty", "Dead"
 
@@ -60,17 +69,20 @@ class ShareMembers:
         self._now, self._silent_ms = now, tuning.kafka_share_session_ms
         self._known: dict[tuple[str, str], _Member] = {}  # whoever was heard of last is the last
         self._groups: dict[str, dict[str, _Member]] = {}
+        self._subscribed = 0  # topics of all of them
 
     def heard(self, group: str, id: str) -> _Member | None:
         """The member, which is heard of now."""
         self._forget_silent()
         member = self._known.pop((group, id), None)
         if member is not None:
-            self.enter(group, member)
+            member.heard_at = self._now()
+            self._known[group, id] = member
         return member
 
     def enter(self, group: str, member: _Member) -> None:
-        """ShareError if there are too many."""
+        """Know a member, instead of whoever had its name. ShareError if there are too many."""
+        self.leave(group, member.id)
         self._forget_silent()
         if len(self._known) >= _MOST_MEMBERS:
             raise ShareError(Code.GROUP_MAX_SIZE_REACHED, "this broker has too many members: add a broker")
@@ -78,8 +90,19 @@ class ShareMembers:
         self._known[group, member.id] = member
         self._groups.setdefault(group, {})[member.id] = member
 
+    def subscribe(self, member: _Member, topics: tuple[str, ...]) -> None:
+        """Keep what a member subscribes to. ShareError if that is too much, with what all others do."""
+        subscribed = self._subscribed - len(member.topics) + len(topics)
+        if subscribed > max(self._subscribed, _MOST_SUBSCRIBED):
+            raise ShareError(
+                Code.GROUP_MAX_SIZE_REACHED,
+                f"the members that this broker has subscribe to {self._subscribed:,} topics: add a broker",
+            )
+        self._subscribed, member.topics = subscribed, topics
+
     def leave(self, group: str, id: str) -> None:
-        self._known.pop((group, id), None)
+        member = self._known.pop((group, id), None)
+        self._subscribed -= 0 if member is None else len(member.topics)
         members = self._groups.get(group, {})
         members.pop(id, None)
         if not members:
@@ -131,7 +154,12 @@ class ShareMembership:
                 await self._leave(group, id)
                 return answer
             member = self._member(group, id, request.member_epoch, client, host)
-            tell = await self._subscribe(group, member, request)
+            try:
+                tell = await self._subscribe(group, member, request)
+            except BaseException:
+                if not member.epoch:  # it has not come in: nothing is kept of it
+                    self._members.leave(group, id)
+                raise
             if tell:
                 answer["assignment"] = {"topic_partitions": _shown(member.assigned)}
             return answer | {"member_epoch": member.epoch}
@@ -162,15 +190,12 @@ class ShareMembership:
         if asked is not None:
             if len(asked) > _MOST_TOPICS:
                 raise ShareError(Code.INVALID_REQUEST, f"subscribe to {_MOST_TOPICS} topics at most")
-            member.topics = tuple(dict.fromkeys(asked))
+            self._members.subscribe(member, tuple(dict.fromkeys(filter(_may_be, asked))))
         elif request.member_epoch == _NEW:
-            self._members.leave(group, member.id)
             raise ShareError(Code.INVALID_REQUEST, "whoever joins says which topics it subscribes to")
         views = await self._views(member.topics)
         await self._enter(group, member, [view.name for view in views])
-        assigned = tuple(
-            (view.id, tuple(chain.index for chain in view.chains if chain.links)) for view in views
-        )
+        assigned = tuple((view.id, view.indexes) for view in views)
         changed = assigned != member.assigned or not member.epoch
         repeated = request.member_epoch != member.epoch
         if changed:
@@ -182,7 +207,7 @@ class ShareMembership:
         found = []
         for name in names:
             try:
-                self._permit("subscribe", check_topic(name))
+                self._permit("subscribe", name)
                 found.append(await self._topics.view(name))
             except UnknownTopic:
                 pass
@@ -269,6 +294,14 @@ class ShareMembership:
         }
 
 
+def _may_be(topic: str) -> bool:
+    """Whether there can be such a topic: what cannot be will never come, and is not kept."""
+    try:
+        return bool(check_topic(topic))
+    except InvalidName:
+        return False
+
+
 def _code(error: PostroomError) -> int:
     """Codes that share consumers know; the sentence is told beside it."""
     if isinstance(error, StoreError):
@@ -298,7 +331,7 @@ def _described(member: _Member, views: dict[str, KafkaTopic]) -> dict[str, Any]:
 
 def _native(group: GroupInfo, view: KafkaTopic, known: dict[str, _Member]) -> list[dict[str, Any]]:
     """Members of the SDK, which have no epoch: they read all there is."""
-    assigned = ((view.id, tuple(chain.index for chain in view.chains if chain.links)),)
+    assigned = ((view.id, view.indexes),)
     return [
         _described(_Member(one.name, "", one.client, "", 1, (view.name,), assigned), {view.name: view})
         for one in group.members

@@ -2,7 +2,8 @@
 
 Kept in memory, and gone with the broker: a client whose session is not known opens a new one, and what it had
 acquired comes again when its lease ends. Bounded: whoever was silent for longest gives way, if it has been
-so for a while; else a new one is refused, as Kafka does.
+so for a while; else a new one is refused, as Kafka does. So is what all of them want and have together: a
+session names partitions and holds offsets, and one client may open many.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ Who = tuple[str, str, str]
 """The principal, the share group, and the name that the client has given itself."""
 
 _MOST = 2_000  # Kafka's own limit
+_MOST_PARTITIONS = 200_000  # that all sessions name
+_MOST_IN_FLIGHT = 1_000_000  # offsets that all consumers have acquired
 
 
 class ShareError(Exception):
@@ -35,6 +38,8 @@ class ShareSessions:
         self.now = now
         self._idle_ms, self._most = idle_ms, most
         self._known: dict[Who, ShareSession] = {}  # the one that was used last is the last
+        self._counted: dict[Who, tuple[int, int]] = {}  # partitions and offsets of each
+        self._partitions = self._in_flight = 0  # of all
 
     def begin(self, who: Who, epoch: int, *, opens: bool) -> ShareSession:
         """The session of a request. ShareError if it cannot be continued, or (`opens`) begun."""
@@ -52,7 +57,35 @@ class ShareSessions:
         session.forget_ended(session.used_at)
         if epoch == CLOSES:
             del self._known[who]
+        self.count(who)
         return session
+
+    def count(self, who: Who) -> None:
+        """A session has changed, or is gone: what all of them want and have is known again."""
+        session = self._known.get(who)
+        partitions, in_flight = self._counted.pop(who, (0, 0))
+        self._partitions -= partitions
+        self._in_flight -= in_flight
+        if session is not None:
+            self._counted[who] = now = len(session.partitions), session.in_flight
+            self._partitions += now[0]
+            self._in_flight += now[1]
+
+    def check_partitions(self, who: Who) -> None:
+        """ShareError, and the session names none, if all of them name too many."""
+        self.count(who)
+        if self._partitions > _MOST_PARTITIONS:
+            self._known[who].partitions.clear()
+            self.count(who)
+            raise ShareError(
+                Code.SHARE_SESSION_LIMIT_REACHED,
+                f"this broker's sessions name {self._partitions:,} partitions: close some, or add a broker",
+            )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether consumers may acquire more."""
+        return self._in_flight < _MOST_IN_FLIGHT
 
     def _opened(self, who: Who, epoch: int, opens: bool) -> ShareSession:
         if epoch != OPENS or not opens:
@@ -67,6 +100,7 @@ class ShareSessions:
                     f"this broker has {self._most} sessions of share consumers: close some, or add a broker",
                 )
             del self._known[oldest]
+            self.count(oldest)
         return ShareSession()
 
     def __len__(self) -> int:

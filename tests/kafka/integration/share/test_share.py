@@ -64,6 +64,30 @@ async def test_a_fetch_waits_and_is_woken_by_what_arrives(queue: Connection, con
         assert values(await waiting) == {b"paid"}
 
 
+async def test_whoever_has_no_room_for_a_byte_is_handed_nothing(
+    queue: Connection, consumer: ShareConsumer
+) -> None:
+    await queue.send("orders", b"paid")
+    assert not await consumer.poll(max_bytes=0)
+    assert values(await consumer.poll_until(lambda got: bool(got))) == {b"paid"}
+
+
+async def test_a_topic_that_is_gone_keeps_nothing_of_the_others_back(
+    queue: Connection, consumer: ShareConsumer
+) -> None:
+    [here] = {id for id, _ in consumer.assigned}
+    await queue.create_topic("gone", kafka_partitions=1)
+    await consumer.join("orders", "gone")
+    [gone] = {id for id, _ in consumer.assigned} - {here}
+    await consumer.poll()
+    await queue.delete_topic("gone")
+    await queue.send("orders", b"paid")
+    found = await consumer.fetch(wait_ms=30_000)
+    told = {topic.topic_id: topic.partitions for topic in found.responses}
+    assert [int(one.error_code) for one in told[gone]] == [Code.UNKNOWN_TOPIC_ID]
+    assert [int(one.error_code) for one in told[here] if one.acquired_records] == [0]
+
+
 async def test_what_is_released_comes_again_and_counts_as_an_attempt(
     queue: Connection, consumer: ShareConsumer
 ) -> None:

@@ -130,6 +130,19 @@ async def test_configs_of_a_group_are_its_settings(queue: Connection, consumer: 
     assert (await configs(wire, "unmade"))["share.auto.offset.reset"] == "latest"
 
 
+async def test_a_group_that_a_share_consumer_makes_delivers_a_message_as_often_as_kafka_does(
+    queue: Connection, consumer: ShareConsumer
+) -> None:
+    made = ShareConsumer(consumer.wire, group="made")
+    await made.join("orders")
+    attempts = {one.name: one.settings.max_attempts for one in await queue.groups("orders")}
+    assert attempts == {"made": 5, "billing": 16}
+    assert (await configs(consumer.wire, "made"))["share.delivery.count.limit"] == "5"
+    assert await set_config(consumer.wire, "made", "share.delivery.count.limit", "7") == 0
+    assert await set_config(consumer.wire, "made", "share.delivery.count.limit", None) == 0
+    assert (await configs(consumer.wire, "made"))["share.delivery.count.limit"] == "5"
+
+
 @pytest.mark.slow("waits for clients of Kafka")
 @pytest.mark.parametrize(
     ("name", "value"),
