@@ -1,7 +1,7 @@
 """Some of the suite on a machine that has no time for it: `python -m tests.storm.overloaded`.
 
-Six processes burn what two processors have while the tests of clients, brokers and processes run, at one place
-each: whoever waits for a moment and not for an event fails here. The second half of `make test-all`.
+Six processes burn what two processors have while the tests of clients, brokers and processes run, at one
+place each: whoever waits for a moment and not for an event fails here. The second half of `make test-all`.
 """
 
 from __future__ import annotations
