@@ -47,6 +47,9 @@ venv: $(STAMP) ## Create .venv and install Postroom with its tools (only when so
 servers: ## Install PostgreSQL's and MariaDB's servers for the tests, where that may be done
 	@sh tests/servers/install.sh
 
+mysql: ## Get MySQL's own server from Debian's unstable release into build/mysql, for make storm STORE=mysql (700 MB)
+	@sh tests/servers/install_mysql.sh build/mysql
+
 peers: ## Install the queues that the benchmark compares with, where that may be done
 	@sh bench/peers_install.sh
 
@@ -125,7 +128,7 @@ failover: $(STAMP) servers ## Kill the primary under load, again and again, and 
 other-databases: $(STAMP) ## Run the store's suite on a server of yours that is none of those tested here: URL=mysql://root@127.0.0.1/x
 	POSTROOM_OTHER_URL=$(URL) $(BIN)/python -m pytest tests/contract/store/other_database.py -q --tb line $(ARGS)
 
-storm: $(STAMP) servers ## Kill, pause, cut, slow and overload everything for hours: HOURS=1 STORE=sqlite|postgres|mysql SEED=7
+storm: $(STAMP) servers ## Kill, pause, cut, slow and overload everything for hours: HOURS=1 STORE=sqlite|postgres|mariadb|mysql SEED=7
 	$(BIN)/python -m tests.storm --hours $(HOURS) $(if $(STORE),--store $(STORE)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 simulate: $(STAMP) ## Run simulated worlds: SEEDS=1000; SEED=42 runs that one and shows what happened

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .binaries import MissingServer
 from .mariadb import MariaServer
+from .mysql import MySqlServer
 from .pgbouncer import PgBouncer
 from .postgres import PostgresServer
 from .proxy import Proxy
@@ -17,6 +18,7 @@ __all__ = [
     "MariaReplica",
     "MariaServer",
     "MissingServer",
+    "MySqlServer",
     "PgBouncer",
     "PostgresServer",
     "PostgresStandby",

@@ -19,6 +19,7 @@ __all__ = [
     "POSTGRES_FOLDERS",
     "MissingServer",
     "find_mariadb",
+    "find_mysql",
     "find_pgbouncer",
     "find_postgres",
 ]
@@ -32,8 +33,8 @@ class MissingServer(Exception):
 
     sentence: ClassVar[str] = "server is not installed."  # in every message: the summary looks for it
 
-    def __init__(self, name: str, package: str) -> None:
-        super().__init__(f"{name}'s {self.sentence} Install it: {_install_command(package)}")
+    def __init__(self, name: str, package: str, install: str = "") -> None:
+        super().__init__(f"{name}'s {self.sentence} Install it: {install or _install_command(package)}")
 
 
 def find_postgres() -> Path:
@@ -52,6 +53,14 @@ def find_mariadb() -> tuple[Path, Path]:
     if server is None or installer is None:
         raise MissingServer("MariaDB", "mariadb-server")
     return Path(server), Path(installer)
+
+
+def find_mysql() -> Path:
+    """MySQL's own server: the one named, else the one that `make mysql` has made."""
+    program = Path(os.environ.get("POSTROOM_MYSQLD", "build/mysql/mysqld")).absolute()
+    if not _is_program(program):
+        raise MissingServer("MySQL", "mysql", "make mysql (or name one: POSTROOM_MYSQLD=/usr/sbin/mysqld)")
+    return program
 
 
 def find_pgbouncer() -> Path:

@@ -20,15 +20,11 @@ _KINDS = ("sqlite", "postgres", "mariadb")
 
 def main() -> int:
     asked = _arguments()
-    kinds = [_named(asked.store)] if asked.store else list(_KINDS)
+    kinds = [asked.store] if asked.store else list(_KINDS)
     seed = random.randrange(1_000_000) if asked.seed is None else asked.seed
     seconds = asked.hours * 3600 / len(kinds)
     clean = [_storm(kind, seed, seconds, asked) for kind in kinds]
     return 0 if all(clean) else 1
-
-
-def _named(store: str) -> str:
-    return "mariadb" if store == "mysql" else store
 
 
 def _arguments() -> argparse.Namespace:

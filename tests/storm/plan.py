@@ -30,7 +30,6 @@ SURROUNDINGS: Mapping[str, Mapping[str, int]] = {
     "postgres": _SERVER,
     "mariadb": _SERVER,
     "mysql": _SERVER,
-    "tidb": _SERVER,
 }
 
 _SHORT = (0.5, 4.0)  # shorter than it takes a lease to end: a member that stands still keeps what it has

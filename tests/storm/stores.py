@@ -8,13 +8,17 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from tests.servers import MariaServer, PostgresServer, Proxy
+from tests.servers import MariaServer, MySqlServer, PostgresServer, Proxy
 from tests.servers.processes import children
 from tests.servers.server import Server
 
 __all__ = ["SERVERS", "Files", "OnServer", "Store", "made"]
 
-SERVERS: dict[str, Callable[[], Server]] = {"postgres": PostgresServer, "mariadb": MariaServer}
+SERVERS: dict[str, Callable[[], Server]] = {
+    "postgres": PostgresServer,
+    "mariadb": MariaServer,
+    "mysql": MySqlServer,
+}
 
 
 class Store:

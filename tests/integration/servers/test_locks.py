@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pymysql
@@ -23,7 +24,7 @@ from postroom.errors import StoreBusy, StoreError, StoreUnavailable
 from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import SqlStore
 from postroom.store.contract import Append, Appended
-from postroom.store.dialects import postgres
+from postroom.store.dialects import mysql, postgres
 from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import (
     append,
@@ -45,7 +46,7 @@ from tests.integration.races.interleaving import (
     until,
 )
 from tests.ready import Ground, opened
-from tests.servers import Proxy
+from tests.servers import MariaServer, Proxy
 
 IMPATIENT = replace(DEFAULTS, lock_timeout_ms=1_000, idle_timeout_ms=2_000)
 LOCK = "SELECT id FROM postroom_partitions WHERE id = %s FOR UPDATE"
@@ -395,3 +396,21 @@ async def test_senders_to_a_locked_partition_do_not_wait_one_after_the_other(
     stranger.connection.rollback()
     assert (await broker.append("orders", places[0], batch())).base_offset == 0
     await broker.close()
+
+
+def test_queues_of_one_server_are_migrated_beside_each_other(
+    mysql_url: str, mysql_ready: str, mariadb_server: MariaServer
+) -> None:
+    """MySQL's named locks are the server's: the name of this one says which database it is about."""
+    database = urlsplit(mysql_ready).path[1:]
+    with closing(mariadb_server.connect(database)) as other, other.cursor() as cursor:
+        cursor.execute(f"SELECT GET_LOCK({mysql._MIGRATION_LOCK}, 5)")
+        assert cursor.fetchone() == (1,)
+        opened(mysql_url, make_tables=True, limits=IMPATIENT).close()
+        with (
+            closing(opened(mysql_ready, limits=IMPATIENT)) as store,
+            closing(mariadb_server.connect(database)) as mine,
+            pytest.raises(StoreBusy, match="is being migrated by somebody else"),
+            store.session.dialect.migrating(mine),
+        ):
+            pass

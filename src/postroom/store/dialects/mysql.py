@@ -31,7 +31,7 @@ from .server import LookingWatcher, ServerDialect
 
 __all__ = ["MysqlDialect"]
 
-_MIGRATION_LOCK = "postroom-migrate"
+_MIGRATION_LOCK = "CONCAT('postroom-migrate-', MD5(DATABASE()))"  # else it is one for the whole server
 _EXISTS = (1050, 1060, 1061, 1091)  # table, column, key, no key: a migration that was cut off did it
 _UNKNOWN_VARIABLE = 1193
 _TOGETHER_CHARS = 1 << 20  # what is deferred is sent before it is more
@@ -346,7 +346,7 @@ class MysqlDialect(ServerDialect):
     @contextmanager
     def migrating(self, connection: Any) -> Iterator[None]:
         with connection.cursor() as cursor:
-            cursor.execute("SELECT GET_LOCK(%s, %s)", (_MIGRATION_LOCK, self._patience()))
+            cursor.execute(f"SELECT GET_LOCK({_MIGRATION_LOCK}, %s)", (self._patience(),))
             if cursor.fetchone()[0] != 1:
                 raise StoreBusy(
                     f"{self.shown} is being migrated by somebody else; try again when that is done"
@@ -359,7 +359,7 @@ class MysqlDialect(ServerDialect):
             self._be_patient(connection, patience)
             if connection.open:
                 with connection.cursor() as cursor:
-                    cursor.execute("SELECT RELEASE_LOCK(%s)", (_MIGRATION_LOCK,))
+                    cursor.execute(f"SELECT RELEASE_LOCK({_MIGRATION_LOCK})")
 
     def _patience(self) -> int:
         return max(1, self._limits.lock_timeout_ms // 1000)
