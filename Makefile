@@ -125,7 +125,7 @@ chaos: $(STAMP) servers ## Kill, pause and cut things off for a while (POSTROOM_
 failover: $(STAMP) servers ## Kill the primary under load, again and again, and let its standby take over (FAILOVERS)
 	POSTROOM_FAILOVERS=$(FAILOVERS) $(BIN)/python -m pytest tests/failover --matrix=all -s --durations 0 $(ARGS)
 
-other-databases: $(STAMP) ## Run the store's suite on a server of yours that is none of those tested here: URL=mysql://root@127.0.0.1/x
+other-databases: $(STAMP) ## Run the store's suite on a server of yours that is none of those tested here: URL=mysql://root@127.0.0.1/mysql
 	POSTROOM_OTHER_URL=$(URL) $(BIN)/python -m pytest tests/contract/store/other_database.py -q --tb line $(ARGS)
 
 storm: $(STAMP) servers ## Kill, pause, cut, slow and overload everything for hours: HOURS=1 STORE=sqlite|postgres|mariadb|mysql SEED=7
