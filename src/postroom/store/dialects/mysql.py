@@ -31,7 +31,7 @@ from .server import LookingWatcher, ServerDialect
 
 __all__ = ["MysqlDialect"]
 
-_MIGRATION_LOCK = "CONCAT('postroom-migrate-', MD5(DATABASE()))"  # else it is one for the whole server
+_MIGRATION_LOCK = "CONCAT('postroom-migrate-', LEFT(SHA2(DATABASE(), 256), 40))"  # else it is the server's
 _EXISTS = (1050, 1060, 1061, 1091)  # table, column, key, no key: a migration that was cut off did it
 _UNKNOWN_VARIABLE = 1193
 _TOGETHER_CHARS = 1 << 20  # what is deferred is sent before it is more
