@@ -83,7 +83,8 @@ class Disk:
         self.path = folder / "queue.db"
         self.connections: list[SimConnection] = []
         self.events: list[SimEvents] = []
-        self.full_until_ns = self.failing_until_ns = self.slow_until_ns = 0
+        self.full_until_ns = self.failing_until_ns = self.slow_until_ns = self.away_until_ns = 0
+        self.away = ""  # the files whose paths begin so fail until then, and others do not
         self.flush_s = 0.001
         self.fatal_in = 0  # whoever makes this one of the next commits is killed right after it; 0: nobody is
         self.glitch_in = 0  # this one of the next commits fails; 0: none does
@@ -91,8 +92,8 @@ class Disk:
         self._files: dict[str, _File] = {}
         folder.mkdir(parents=True, exist_ok=True)
         if template is not None:
-            for area in _AREAS:
-                shutil.copyfile(f"{template}{area}", f"{self.path}{area}")
+            for file in template.parent.glob("*.db*"):
+                shutil.copyfile(file, folder / file.name)
 
     def file(self, path: str) -> _File:
         found = self._files.get(path)
@@ -263,6 +264,8 @@ def _before(connection: SimConnection, sql: str) -> None:
         world.step()
     disk = connection.disk
     if world.now_ns < disk.failing_until_ns and sql != "ROLLBACK":
+        raise _error("disk I/O error", sqlite3.SQLITE_IOERR)
+    if world.now_ns < disk.away_until_ns and connection.file.path.startswith(disk.away) and sql != "ROLLBACK":
         raise _error("disk I/O error", sqlite3.SQLITE_IOERR)
     if world.now_ns < disk.full_until_ns and sql.startswith(("INSERT", "UPDATE", "CREATE", "COMMIT")):
         raise _error("database or disk is full", sqlite3.SQLITE_FULL)

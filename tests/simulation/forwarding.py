@@ -62,7 +62,8 @@ async def spool(notes: Notes, sender: Sender, me: str, url: str) -> None:
     await is_ready(notes)
     while sender.name not in notes.done:
         try:
-            async with Spool(_folder() / f"{sender.name}.spool", url) as one:
+            shards = notes.shards_of(url)
+            async with Spool(_folder() / f"{sender.name}.spool", url, shards=shards) as one:
                 await _Spooling(notes, sender, me, one).run()
                 while not await one.forwarded(1):
                     notes.world.trace(f"in the spool: {one.spooled.messages}")

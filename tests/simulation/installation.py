@@ -7,6 +7,7 @@ make tables.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import postroom.client.hosting
@@ -22,7 +23,7 @@ from postroom.config import DEFAULTS
 
 from . import disk, network, standard
 from .loop import run_process
-from .plan import DISK, SPOOL
+from .plan import DISK, SHARD, SPOOL
 from .roles import Notes, connected
 from .world import World, current_world, here
 
@@ -43,6 +44,7 @@ def prepared(folder: Path) -> Path:
     # A heuristic: who has nothing to do asks a fifth as often, and a seed takes half the time.
     object.__setattr__(DEFAULTS, "watch_interval_ms", 25)
     object.__setattr__(DEFAULTS.tuning.store, "file_lock_pause_s", 0.004)
+    _template(folder / "sharded", {"b": f"sqlite:///{folder / 'sharded' / SHARD}"})
     return _template(folder / "template")
 
 
@@ -53,14 +55,14 @@ def _boot_id() -> str:
     return f"{machine} {current_world().boots.get(machine, 0)}"
 
 
-def _template(folder: Path) -> Path:
+def _template(folder: Path, shards: Mapping[str, str] | None = None) -> Path:
     world = World(0)
     world.network = network.Network(world)  # type: ignore[attr-defined]
     one = disk.Disk(world, folder)
     world.disks = {DISK: one}  # type: ignore[attr-defined]
 
     async def make() -> None:
-        mq = await connected(Notes(world, None), f"sqlite:///{one.path}")  # type: ignore[arg-type]
+        mq = await connected(Notes(world, None, shards=shards), f"sqlite:///{one.path}")  # type: ignore[arg-type]
         await mq.close()
         world.finish()
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
-__all__ = ["DISK", "SPOOL", "Fault", "Group", "Plan", "Sender", "plan_of"]
+__all__ = ["DISK", "SHARD", "SHARDED_FROM", "SPOOL", "Fault", "Group", "Plan", "Sender", "plan_of"]
 
 DISK = "127.0.0.1"  # the machine that has the files
 SPOOL = "empty.spool"  # the file that spools begin with
+SHARD = "other.db"  # the file of the second shard, where there is one
+SHARDED_FROM = 1_000_000  # from this seed on, worlds have two; what lower ones found stays what it is
 _FAULTS_S = 3.0  # they begin within this
 _JOINED_S = 0.8  # by then a group of Kafka clients has its first generation
 _FAILS = 2  # times that a message fails which is to be retried
@@ -64,6 +66,7 @@ class Plan:
     flush_s: float
     max_attempts: int = 8
     poison: float = 0.0  # of messages kill whoever handles them
+    sharded: bool = False  # on two files; partitions move between them
 
     @property
     def kinds(self) -> list[str]:
@@ -79,6 +82,7 @@ class Plan:
         found += ["several faults"] if len(self.faults) > 1 else []
         found += ["delayed"] if any(sender.delay_s for sender in self.senders) else []
         found += ["route changes"] if self.changes else []
+        found += ["two shards"] if self.sharded else []
         found += ["bad messages"] if self.bad else []
         found += ["poison"] if self.poison else []
         return sorted({one for one in found if one})
@@ -113,7 +117,23 @@ _ONE_OF_MANY = ("glitch", "glitch", "reply", "commit")  # a batch fails, and tho
 
 
 def plan_of(seed: int) -> Plan:
-    return drawn(random.Random(f"plan {seed}"))
+    draw = random.Random(f"plan {seed}")
+    plan = drawn(draw)
+    return plan if seed < SHARDED_FROM else _on_shards(draw, plan)
+
+
+def _on_shards(draw: random.Random, plan: Plan) -> Plan:
+    """Partitions move between two files, one of which may fail by itself."""
+    away = tuple(_fault(draw, "away") for _ in range(draw.choice((0, 1, 1, 2))))
+    faults = tuple(sorted((*plan.faults, *away), key=lambda fault: fault.at_s))
+    return replace(
+        plan,
+        sharded=True,
+        changes=0 if plan.kafka else draw.choice((1, 2, 3)),
+        faults=faults,
+        senders=tuple(replace(sender, within=False) for sender in plan.senders),
+        max_attempts=plan.max_attempts + len(away),
+    )
 
 
 def drawn(draw: random.Random) -> Plan:
@@ -214,5 +234,5 @@ def _faults(draw: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
 
 def _fault(draw: random.Random, kind: str) -> Fault:
     at_s = draw.choice((0.02, 0.1, 0.5, _FAULTS_S)) * draw.random()
-    longest = {"pause": 5.0, "cut": 5.0, "failing": 2.0, "full": 2.0, "slow": 1.5}.get(kind, 0.5)
+    longest = {"pause": 5.0, "cut": 5.0, "failing": 2.0, "away": 3.0, "full": 2.0, "slow": 1.5}.get(kind, 0.5)
     return Fault(at_s, kind, longest * draw.random() ** 2, draw.random())

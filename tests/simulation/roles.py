@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -52,6 +52,10 @@ class Notes:
     ready: bool = False  # the topic and its groups are made
     mended: bool = False  # what failed again and again does not any more
     die: Callable[[str], None] = lambda me: None  # the process of this name is killed
+    shards: Mapping[str, str] | None = None  # whoever has the files open, has these open, too
+
+    def shards_of(self, url: str) -> Mapping[str, str] | None:
+        return self.shards if url.startswith("sqlite:") else None
 
     def note(self, did: Did, by: str = "", id: str = "", **more: Any) -> None:
         self.events.append(Event(self.world.now_ns, did, by, id, topic=TOPIC, **more))
@@ -72,7 +76,7 @@ def passes(error: postroom.PostroomError) -> bool:
 async def connected(notes: Notes, url: str) -> postroom.Connection:
     while True:
         try:
-            return await postroom.connect(url)
+            return await postroom.connect(url, shards=notes.shards_of(url))
         except postroom.PostroomError as error:
             if not passes(error):
                 raise
@@ -384,11 +388,15 @@ async def change(notes: Notes, me: str, url: str) -> None:
 async def _change(notes: Notes, mq: postroom.Connection) -> None:
     route, draw = await mq.route(TOPIC), notes.world.draw
     pieces = len(route.ranges)
-    kind = draw.choice(("split", "merge") if pieces > 1 else ("split",))
+    kinds = ("split", "merge") if pieces > 1 else ("split",)
+    kind = draw.choice((*kinds, "move", "move") if notes.plan.sharded else kinds)
     at = int(draw.random() * (pieces - (kind == "merge")))
     notes.world.trace(f"begins to {kind} partition {route.ranges[at].partition}")
     if kind == "split":
         await mq.split(TOPIC, route.ranges[at].partition)
+    elif kind == "move":
+        shard = "first" if route.ranges[at].shard == "b" else "b"
+        await mq.move(TOPIC, route.ranges[at].partition, shard=shard)
     else:
         await mq.merge(TOPIC, route.ranges[at].partition, route.ranges[at + 1].partition)
     notes.world.trace("changed the route")

@@ -26,7 +26,7 @@ from .forwarding import own_database, relay, spool
 from .kafka_member import member
 from .loop import run_process
 from .network import Network
-from .plan import DISK, SPOOL, Fault, Group, Plan, Sender, plan_of
+from .plan import DISK, SHARD, SPOOL, Fault, Group, Plan, Sender, plan_of
 from .roles import TOPIC, Notes, change, connected, consume, produce, serve
 from .world import Process, World
 
@@ -81,6 +81,8 @@ class Director:
         brokers = ",".join(f"{DISK}:{_PORT + n}" for n in range(plan.served))
         self.served = f"postroom://{brokers}"
         self.notes = Notes(world, plan, die=self._die)
+        if plan.sharded:
+            self.notes.shards = {"b": f"sqlite:///{disk.folder / SHARD}"}
         self.jobs: list[_Job] = []
         self.troubles: list[str] = []
         self.innocent: list[str] = []  # stopped, though nothing was wrong with them
@@ -257,6 +259,13 @@ class Director:
         self.disk.failing_until_ns = self.world.now_ns + int(fault.for_s * 1e9)
         self.notes.note("outage", until=self.disk.failing_until_ns)
 
+    def _do_away(self, fault: Fault) -> None:
+        """One of two shards, with all its files; whoever has work on the other one goes on."""
+        disk = self.disk
+        disk.away = str(disk.path if fault.number < 0.3 else disk.folder / SHARD)
+        disk.away_until_ns = self.world.now_ns + int(fault.for_s * 1e9)
+        self.notes.note("outage", until=disk.away_until_ns + int(_RECONNECT_S * 1e9))
+
     def _do_full(self, fault: Fault) -> None:
         self.disk.full_until_ns = self.world.now_ns + int(fault.for_s * 1e9)
         self.notes.note("outage", until=self.disk.full_until_ns)
@@ -312,7 +321,7 @@ class Director:
         self.world.trace("everything is healed")
         self.network.heal()
         self.network.dark.clear()
-        self.disk.failing_until_ns = self.disk.full_until_ns = 0
+        self.disk.failing_until_ns = self.disk.full_until_ns = self.disk.away_until_ns = 0
         self.network.lost_in = 0
         for disk in self.disks.values():
             disk.fatal_in = disk.glitch_in = 0
@@ -445,7 +454,8 @@ def _listening(world: World) -> Iterator[_Told]:
 
 
 def _disks(world: World, plan: Plan, folder: Path, template: Path) -> dict[str, Disk]:
-    found = {DISK: Disk(world, folder, template)}
+    files = template.parent.with_name("sharded") / template.name if plan.sharded else template
+    found = {DISK: Disk(world, folder, files)}
     for number in range(1, plan.machines + 1):
         found[f"127.0.1.{number}"] = Disk(world, folder / f"machine{number}")
     for disk in found.values():
