@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import postroom
-from postroom.client.forward.spool_file import look
+from postroom.client.forward.forwarder import Trouble
+from postroom.client.forward.spool_file import SpoolFile, look
 from tests.integration.processes.children import child, drained, received
 from tests.integration.spool.spooling import STEPS, fill, fill_and_die, in_order, serve, stored
 
@@ -150,6 +151,34 @@ async def test_a_database_that_is_not_there_at_the_start(tmp_path: Path) -> None
             assert await spool.forwarded(LONG)
             assert in_order(await stored(mq))
         assert spool.spooled.troubles == {}
+
+
+async def test_a_spool_whose_own_disk_is_full_goes_on_looking_for_its_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Why it waits cannot be written down, and later not that it is over."""
+    folder, tell, tried = tmp_path / "mounted", SpoolFile.tell, list[str]()
+
+    def full(self: SpoolFile, topic: str, trouble: Trouble | None) -> None:
+        tried.append("" if trouble is None else trouble.reason)
+        if len(tried) < 3 or (trouble is None and tried.count("") < 3):
+            raise postroom.StoreFull("no space")
+        tell(self, topic, trouble)
+
+    monkeypatch.setattr(SpoolFile, "tell", full)
+    async with postroom.Spool(tmp_path / "orders.spool", f"sqlite:///{folder}/queue.db") as spool:
+        await spool.send("orders", b"1")
+        async with asyncio.timeout(LONG):
+            while not spool.spooled.troubles:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        folder.mkdir()
+        async with postroom.connect(f"sqlite:///{folder}/queue.db") as mq:
+            await mq.create_topic("orders", exist_ok=True)
+            assert await spool.forwarded(LONG)
+            assert [message.value async for message in mq.read("orders")] == [b"1"]
+        async with asyncio.timeout(LONG):
+            while spool.spooled.troubles:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 async def test_what_is_left_is_forwarded_by_whoever_opens_the_file_next(queue: str, tmp_path: Path) -> None:

@@ -185,14 +185,16 @@ class Spool:
             except Exception as error:  # nothing of it is the senders' affair
                 stuck = not (isinstance(error, PostroomError) and error.retriable)
                 if str(error) != told:
-                    told = str(error)
                     log.warning("messages wait in the spool %s: %s", self.path, error)
-                    await writer.tell(Trouble(told, stuck))
+                    told = str(error) if await _noted(writer, Trouble(str(error), stuck)) else ""
                 await asyncio.sleep((STUCK if stuck else SLOW).after(tries))
         if told:
             log.warning("the queue of the spool %s is there", self.path)
-            await writer.tell(None)
+        noted = not told or await _noted(writer, None)
         writer.forward(self.connection._endpoint, self.connection.client_id)
+        while not noted:
+            await asyncio.sleep(SLOW.after(tries))
+            noted = await _noted(writer, None)
 
     def _now_ms(self) -> int:
         """By the queue's clock, once it is there."""
@@ -259,6 +261,16 @@ class _Reaching:
             clock=self._clock,
         )
         return Connection(endpoint, client_id, self._clock)
+
+
+async def _noted(writer: SpoolWriter, trouble: Trouble | None) -> bool:
+    """Whether that could be written into the spool's file: its own disk may be full, too."""
+    try:
+        await writer.tell(trouble)
+    except PostroomError as error:
+        log.debug("not noted in the spool %s: %s", writer.path, error)
+        return False
+    return True
 
 
 class _Now(AskingEndpoint):
