@@ -131,8 +131,9 @@ other-databases: $(STAMP) ## Run the store's suite on a server of yours that is 
 storm: $(STAMP) servers ## Kill, pause, cut, slow and overload everything for hours: HOURS=1 STORE=sqlite|postgres|mariadb|mysql SEED=7
 	$(BIN)/python -m tests.storm --hours $(HOURS) $(if $(STORE),--store $(STORE)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
-simulate: $(STAMP) ## Run simulated worlds: SEEDS=1000; SEED=42 runs that one and shows what happened
+simulate: $(STAMP) ## Run simulated worlds, SEEDS=1000 on one shard and as many on two; SEED=42 runs that one and shows what happened
 	$(BIN)/python -m tests.simulation $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(ARGS)
+	$(if $(SEED)$(findstring --first,$(ARGS)),,$(BIN)/python -m tests.simulation --first 1000000 --seeds $(SEEDS) $(ARGS))
 
 simulate-breaks: $(STAMP) ## Undo what keeps each invariant, one after the other; a table of the seeds that notice
 	$(BIN)/python -m tests.simulation --breaks --seeds $(SEEDS) $(ARGS)

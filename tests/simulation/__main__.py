@@ -20,7 +20,7 @@ from typing import Any
 
 from .breaks import BREAKS, OUT_OF_REACH, Break
 from .installation import prepared
-from .plan import plan_of
+from .plan import SHARDED_FROM, plan_of
 from .runner import Runner, Totals, digest_of
 
 __all__ = ["main"]
@@ -128,7 +128,8 @@ def _breaks(runner: Runner, options: argparse.Namespace) -> int:
 def _first_found(runner: Runner, one: Break, options: argparse.Namespace) -> dict[str, Any] | None:
     """The outcome of the lowest seed that finds it; worlds without what the break is about are left out."""
     found: list[dict[str, Any]] = []
-    near = (seed for seed in _seeds(options) if one.concerns(plan_of(seed)))
+    first = SHARDED_FROM if one.on_shards else 0
+    near = (first + seed for seed in _seeds(options) if one.concerns(plan_of(first + seed)))
     seeds = takewhile(lambda _: not found, near)  # those that run already may be lower
     for outcome in runner.outcomes(seeds, one.apply):
         if outcome["faults"]:

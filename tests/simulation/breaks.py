@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from postroom.broker.deliver import readable
+from postroom.broker.topology.route_changes import RouteChanges
 from postroom.client.consumer import consumer, fetch
 from postroom.client.forward.outbox_source import OutboxSource
 from postroom.client.forward.spool_file import SpoolFile
@@ -50,6 +51,10 @@ class Break(NamedTuple):
     what: str
     apply: Callable[[], None]
     needs: str = ""  # what a plan must have for its world to come near; words of `Plan.kinds`, or faults
+
+    @property
+    def on_shards(self) -> bool:
+        return "two shards" in self.needs
 
     def concerns(self, plan: Plan) -> bool:
         """Whether a world of this plan can find it. Of the words between bars one is enough."""
@@ -223,6 +228,17 @@ def _wall_clock_counts() -> None:
     _put(SteadyClock, now_ms=lambda self: current_world().wall_ns() // 1_000_000)
 
 
+def _sealed_first_and_for_good() -> None:
+    real = RouteChanges._activate
+
+    def activate(self: RouteChanges, change: Any, ends: Any) -> Any:
+        self._store.routes.make(change)
+        return real(self, change, ends)
+
+    nothing: Callable[..., Any] = lambda self, *args: []  # noqa: E731
+    _put(RouteChanges, _prepare=nothing, _activate=activate, _sealed=nothing)
+
+
 def _decisions_are_forgotten() -> None:
     _put(staging, _newest=lambda tx, query, batch: None, _decided=lambda tx, query, batch: set())
 
@@ -314,6 +330,12 @@ BREAKS = {
     "control": Break(
         "I18", "a control batch is taken for a message", _control_batches_are_messages, "route changes"
     ),
+    "probe": Break(
+        "I11",
+        "partitions are sealed before their successors are there, and stay so if those cannot be made",
+        _sealed_first_and_for_good,
+        "two shards, route changes, away",
+    ),
     "decision": Break(
         "I20",
         "what a job has decided is forgotten",
@@ -326,7 +348,6 @@ BREAKS = {
 OUT_OF_REACH = {
     "I1": "SQLite has one writer, who locks everything: two that look first fail, and are repeated. "
     "On servers: `tests/contract/store`, `testing/store_contract/concurrency.py`",
-    "I11": "one shard, which is away as a whole: `tests/contract/store/test_across_shards.py`, `tests/chaos`",
     "I15": "a stopped process keeps SQLite's lock, and nobody can take it: `tests/integration/servers`",
     "I17": "no rates, and no batch near a limit: `tests/unit/model`, `tests/model`",
     "I19": "is about speed: `bench`",

@@ -234,5 +234,5 @@ def _faults(draw: random.Random, kinds: tuple[str, ...]) -> tuple[Fault, ...]:
 
 def _fault(draw: random.Random, kind: str) -> Fault:
     at_s = draw.choice((0.02, 0.1, 0.5, _FAULTS_S)) * draw.random()
-    longest = {"pause": 5.0, "cut": 5.0, "failing": 2.0, "away": 3.0, "full": 2.0, "slow": 1.5}.get(kind, 0.5)
+    longest = {"pause": 5.0, "cut": 5.0, "failing": 2.0, "away": 8.0, "full": 2.0, "slow": 1.5}.get(kind, 0.5)
     return Fault(at_s, kind, longest * draw.random() ** 2, draw.random())
