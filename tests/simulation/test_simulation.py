@@ -14,6 +14,7 @@ import pytest
 # has what seeds of earlier plans found, which are other worlds now: polls without a pause (likewise
 # test_ordered), delays that came early (test_remote), a start that was not noticed (test_clock_steps).
 FOUND = {
+    1001812: "the first shard was away, and who was handed messages of the other could not settle them",
     1000442: "a spool whose disk was full, too, stopped looking for its queue",
     200761: "a poisonous message was never counted, and the one behind it was",
     500315: "a dead letter that was stored late was refused when it was given once more",

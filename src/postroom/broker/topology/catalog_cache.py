@@ -165,7 +165,19 @@ class CatalogCache:
             return sources if own is None else [*sources, own]
         main = (self._catalog.topic(topic), self._catalog.group(topic, group))
         retries = self._read_source(retry_topic(topic, group), group)
-        return [main] if retries is None else [main, retries]
+        found = [main] if retries is None else [main, retries]
+        self._keep(found)
+        return found
+
+    def _keep(self, sources: list[Source]) -> None:
+        """While the catalog is away, who was handed messages must be able to renew their lease and to settle
+        them: else they expire again and again, and innocents are dead letters (I14)."""
+        if self._last is None:
+            return
+        for topic, group in sources:
+            make_room(self._last, _MOST)
+            self._last["topic", topic.name] = topic
+            self._last["group", topic.name, group.name] = group
 
     def _read_source(self, own: str, group: str) -> Source | None:
         """A topic of the group's own; None: it was not made, or whoever made it was cut off."""
