@@ -26,7 +26,8 @@ from tests.docs.pages import PAGES, ROOT, page_id
 
 ID = re.compile(r"(?<![\w.+/-])[RI][1-9][0-9]?(?![\w-])")
 DEVELOPERS = {ROOT / "docs" / name for name in (
-    "how-it-is-proven.md", "store-contract.md", "PROTOCOL.md", "protocol-operations.md", "kafka-partitions.md",
+    "how-it-is-proven.md", "store-contract.md", "PROTOCOL.md", "protocol-operations.md",
+    "kafka-partitions.md",
 )}  # fmt: skip
 PUBLIC = (
     "postroom",
