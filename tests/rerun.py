@@ -68,7 +68,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     cache = getattr(session.config, "cache", None)
     if cache is not None and not hasattr(session.config, "workerinput"):
-        cache.set("postroom/reasons", session.config.stash[_REASONS])
+        known = cache.get("postroom/reasons", {})  # of a run before this one, whose failures are known still
+        cache.set("postroom/reasons", {**known, **session.config.stash[_REASONS]})
 
 
 class _Keeper:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal
 
 import postroom
+from postroom.endpoint.values import Lag
 from postroom.testing import check
 
 from .crew import Crew
@@ -132,10 +133,15 @@ _WORK = {"producer": "confirmed", "consumer": "settled"}
 
 
 async def drained(mq: postroom.Connection, topic: str, seconds: float = 60) -> None:
-    """Wait until nothing is delayed any more, and every group has settled everything."""
-    began = time.monotonic()
+    """Wait until nothing is delayed any more, and every group has settled everything. What has not become
+    less for so long is stuck."""
+    began = since = time.monotonic()
+    least = 2**62
     while left := await _left(mq, topic):
-        assert time.monotonic() < began + seconds, f"{topic} is stuck: {left}"
+        count = sum(lag.total.messages for lag in left if isinstance(lag, Lag))
+        if count < least:
+            least, since = count, time.monotonic()
+        assert time.monotonic() < since + seconds, f"{topic} is stuck: {left}"
         await asyncio.sleep(0.1)
     print(f"{topic}: drained in {time.monotonic() - began:.1f} s")
 
