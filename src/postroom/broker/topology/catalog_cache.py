@@ -136,9 +136,7 @@ class CatalogCache:
             return self._read(key, read)
         try:
             value = self._read(key, read)
-            if key not in self._last:
-                make_room(self._last, _MOST)
-            self._last[key] = value
+            self._remember(key, value)
         except StoreUnavailable:
             if key not in self._last:
                 raise
@@ -172,12 +170,16 @@ class CatalogCache:
     def _keep(self, sources: list[Source]) -> None:
         """While the catalog is away, who was handed messages must be able to renew their lease and to settle
         them: else they expire again and again, and innocents are dead letters (I14)."""
-        if self._last is None:
-            return
         for topic, group in sources:
-            make_room(self._last, _MOST)
-            self._last["topic", topic.name] = topic
-            self._last["group", topic.name, group.name] = group
+            self._remember(("topic", topic.name), topic)
+            self._remember(("group", topic.name, group.name), group)
+
+    def _remember(self, key: Key, value: object) -> None:
+        """For while the catalog is away, where that is good enough."""
+        if self._last is not None:
+            if key not in self._last:
+                make_room(self._last, _MOST)
+            self._last[key] = value
 
     def _read_source(self, own: str, group: str) -> Source | None:
         """A topic of the group's own; None: it was not made, or whoever made it was cut off."""
