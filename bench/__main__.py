@@ -118,14 +118,15 @@ async def run_latency(seconds: float) -> list[Latency]:
     for make in (PostroomQueue, RowQueue):
         results.append(await latency.publish(make(), seconds))
     results.append(await latency.end_to_end(seconds))
+    results += await latency.served(seconds)
     table = Table("contender", "what", title="Latency at a steady 1,000 messages a second")
-    for name in ("p50 ms", "p99 ms", "max ms", "p99 / p99 of one flushed commit"):
+    for name in ("p50 ms", "p99 ms", "max ms", "p99 / p99 of one flushed commit", "the broker, of a core"):
         table.add_column(name, justify="right")
     for r in results:
         ratio = r.p99_ms / results[0].p99_ms
-        table.add_row(
-            r.contender, r.what, f"{r.p50_ms:.2f}", f"{r.p99_ms:.2f}", f"{r.max_ms:.1f}", f"{ratio:.1f}"
-        )
+        cpu = "" if r.cpu_percent is None else f"{r.cpu_percent:.0f}%"
+        figures = f"{r.p50_ms:.2f}", f"{r.p99_ms:.2f}", f"{r.max_ms:.1f}", f"{ratio:.1f}", cpu
+        table.add_row(r.contender, r.what, *figures)
     console.print(table)
     return results
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import secrets
 import sys
 import tempfile
@@ -29,13 +28,13 @@ from postroom.wire.client.link import Link, connect
 from tests.servers.places import free_port
 
 from .grounds import Ground, ground
+from .measure import cpu_s
 
 __all__ = ["Connections", "run"]
 
 _WAIT_MS = 15_000  # as the SDK asks for with a lease of 30 s
 _BEAT_S = 10.0
 _AT_ONCE = 100  # connections that are being made
-_TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -103,11 +102,6 @@ def _resident_mb(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICK
-
-
 def _commits(where: Ground, url: str) -> int:
     if where.store != "postgresql":
         return 0
@@ -144,10 +138,10 @@ async def _measure(
     before_mb = _resident_mb(pid)
     await crowd.join(connections)
     await asyncio.sleep(_BEAT_S)
-    memory_mb, cpu, commits, began = _resident_mb(pid), _cpu_s(pid), _commits(where, url), time.perf_counter()
+    memory_mb, cpu, commits, began = _resident_mb(pid), cpu_s(pid), _commits(where, url), time.perf_counter()
     await asyncio.sleep(seconds)
     took = time.perf_counter() - began
-    cpu, commits = _cpu_s(pid) - cpu, _commits(where, url) - commits
+    cpu, commits = cpu_s(pid) - cpu, _commits(where, url) - commits
     sent = time.perf_counter()
     await mq.send("idle", b"news")
     async with asyncio.timeout(60):

@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import sys
 import tempfile
 import time
@@ -31,7 +30,7 @@ from postroom.model.policy.settings import GroupWish, TopicSettings
 from tests.servers.places import free_port
 
 from .grounds import Ground, ground
-from .measure import percentile
+from .measure import cpu_s, percentile
 
 __all__ = ["GOAL_MS", "GOAL_PERCENT", "ConsoleCost", "run"]
 
@@ -41,7 +40,6 @@ _ASKED = 40  # overviews for a percentile
 _PER_S = 200  # messages that flow
 _PAGES = 20
 _SETTLE_S = 5.0  # after a start, or a change of what goes on
-_TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -175,14 +173,9 @@ async def _measure(found: ConsoleCost, there: tuple[int, int, int], seconds: flo
 
 
 async def _percent(pid: int, seconds: float) -> float:
-    before, began = _cpu_s(pid), time.perf_counter()
+    before, began = cpu_s(pid), time.perf_counter()
     await asyncio.sleep(seconds)
-    return 100 * (_cpu_s(pid) - before) / (time.perf_counter() - began)
-
-
-def _cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICK
+    return 100 * (cpu_s(pid) - before) / (time.perf_counter() - began)
 
 
 @asynccontextmanager

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
-__all__ = ["Latency", "Throughput", "percentile", "timed"]
+__all__ = ["Latency", "Throughput", "cpu_s", "percentile", "timed"]
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,10 @@ class Latency:
     p99_ms: float
     max_ms: float
     samples: int
+    cpu_percent: float | None = None  # of a core, of the broker's process
 
     @staticmethod
-    def of(contender: str, what: str, seconds: Sequence[float]) -> Latency:
+    def of(contender: str, what: str, seconds: Sequence[float], cpu_percent: float | None = None) -> Latency:
         return Latency(
             contender,
             what,
@@ -58,7 +61,14 @@ class Latency:
             percentile(seconds, 99) * 1000,
             max(seconds) * 1000,
             len(seconds),
+            cpu_percent,
         )
+
+
+def cpu_s(pid: int) -> float:
+    """Return what a process has used of the processors, as Linux counts it."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

@@ -31,7 +31,7 @@ from postroom.model.policy.settings import GroupWish, TopicSettings
 from tests.servers.places import free_port
 
 from .grounds import Ground, ground
-from .measure import percentile
+from .measure import cpu_s, percentile
 
 __all__ = ["Members", "Scale", "members", "run"]
 
@@ -40,7 +40,6 @@ _GROUPS = 1000  # on one topic
 _MANY_GROUPS = 100  # topics that have a group, for the figures of groups
 _CONSUMERS = 20  # idle ones
 _SETTLE_S = 12.0  # after a start: every duty has run once
-_TICK = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -259,14 +258,9 @@ async def _connected(url: str) -> postroom.Connection:
 
 
 async def _cpu_percent(pid: int, seconds: float) -> float:
-    cpu, began = _cpu_s(pid), time.perf_counter()
+    cpu, began = cpu_s(pid), time.perf_counter()
     await asyncio.sleep(seconds)
-    return 100 * (_cpu_s(pid) - cpu) / (time.perf_counter() - began)
-
-
-def _cpu_s(pid: int) -> float:
-    found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(found[11]) + int(found[12])) / _TICK
+    return 100 * (cpu_s(pid) - cpu) / (time.perf_counter() - began)
 
 
 def _resident_mb(pid: int) -> float:

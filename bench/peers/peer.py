@@ -86,6 +86,11 @@ class ServerProcess:
         self._watchdog = Watchdog(self.folder, "TERM")
         self._process: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "it was started"
+        return self._process.pid
+
     def start(
         self, command: Sequence[str | Path], port: int, env: Mapping[str, str] = {}, timeout_s: float = 60
     ) -> None:

@@ -35,6 +35,8 @@ async def test_latency_is_measured_from_call_to_confirmation(tmp_path: Path) -> 
     assert published.samples == received.samples == 500
     assert 0 < published.p50_ms <= published.p99_ms <= published.max_ms
     assert latency.bare_commit(0.2).samples == 200
+    confirmed, received = await latency.served(0.5)
+    assert confirmed.samples == received.samples == 500 and (received.cpu_percent or 0) > 0
 
 
 async def test_cost_does_not_grow_with_the_backlog() -> None:
