@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -47,6 +47,7 @@ _log = logging.getLogger("postroom.wire")
 _WAITING = frozenset(one.kind for one in OPERATIONS.values() if one.waits)
 _UNDONE = _WAITING | {OPERATIONS["append"].kind}  # not done for a client that is gone: it asks elsewhere
 _ASKED_AT_ONCE = 1000  # questions whose answers are waited for; a client need not answer
+_SMALL_BYTES = 32 * 1024  # of a frame that may wait for others of its turn
 _STOPPING = "this broker is stopping: ask another"
 
 
@@ -79,6 +80,7 @@ class Connection(asyncio.Protocol):
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by request, until it is answered
         self._waiting: set[asyncio.Task[None]] = set()  # of these, polls and the like
         self._undone: set[asyncio.Task[None]] = set()
+        self._out: list[bytes] = []  # frames that are written at the end of this turn
         self._held_bytes = 0
         self._begun_bytes = 0  # of a frame that is not whole
         self._reading = True
@@ -293,7 +295,7 @@ class Connection(asyncio.Protocol):
         if len(self._asked) > _ASKED_AT_ONCE:
             del self._asked[next(iter(self._asked))]  # the oldest: its lease is over
         if self._transport is not None:
-            self._transport.writelines(encode(ASK, self._asked_id, encode_header(ask)))
+            self._put(encode(ASK, self._asked_id, encode_header(ask)))
 
     def _answered(self, frame: Frame) -> None:
         ask = self._asked.pop(frame.id, None)
@@ -321,16 +323,29 @@ class Connection(asyncio.Protocol):
         pieces = encode(frame.kind, frame.id, head, body, REPLY)
         self._tasks.pop(frame.id, None)  # whoever has the answer may use the id again
         if self._transport is not None:
-            self._transport.writelines(pieces)
-            self.count_unread()
+            self._put(pieces)
         if self._looking is None:
             self._look_soon()
 
     def _send_part(self, frame: Frame, task: asyncio.Task[Any] | None, part: Any) -> None:
         """Sends the first part of an answer, unless the request was ended otherwise: it is small."""
         if self._transport is not None and self._tasks.get(frame.id) is task:
-            pieces = encode(frame.kind, frame.id, encode_header(part), (), REPLY | PART)
-            self._transport.writelines(pieces)
+            self._put(encode(frame.kind, frame.id, encode_header(part), (), REPLY | PART))
+
+    def _put(self, pieces: Sequence[bytes]) -> None:
+        """Write a frame; a small one at the end of this turn of the event loop, with the others that the turn
+        brings for this client: each write wakes it."""
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out += pieces
+        if sum(map(len, pieces)) > _SMALL_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if out and self._transport is not None:
+            self._transport.writelines(out)
+            self.count_unread()
 
     def count_unread(self) -> None:
         """Holds room for what the client has not read; nothing, as a rule."""
@@ -343,13 +358,14 @@ class Connection(asyncio.Protocol):
         self._tasks.pop(frame.id, None)
         if self._transport is not None:
             header = encode_header(failure_of(error))
-            self._transport.writelines(encode(frame.kind, frame.id, header, (), REPLY | ERROR))
+            self._put(encode(frame.kind, frame.id, header, (), REPLY | ERROR))
 
     def refuse(self, error: Exception, id: int = 0) -> None:
         """Say why, and close."""
         if self._transport is None or self._refused_at is not None:
             return
         self._refused_at = self._loop.time()
+        self._flush()
         if isinstance(error, PostroomError) and error.details.get("spoke") == "HTTP":
             text = f"{error}; its HTTP interface is on another port, see the broker's log.\r\n".encode()
             head = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n"
@@ -435,6 +451,7 @@ class Connection(asyncio.Protocol):
         for task in self._waiting:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), *self._acting, return_exceptions=True)
+        self._flush()
         if self._transport is not None:
             self._transport.close()
             await self._gone.wait()  # its last answers are sent
