@@ -109,6 +109,7 @@ class BrokerTuning:
 
     # polls
     short_poll_ms: int = 1_000  # a poll that waits no longer reads in any case: news of others takes a moment
+    acks_wait_ms: int = 20  # acks that may wait for messages wait no longer, whatever their sender says
     poll_failure_s: float = 1.0  # the store failed somebody: the next in the queue tries after so long
     poll_queue_kept_s: float = 60.0  # a queue of polls that nobody has been in for so long is forgotten
     holders_s: float = 0.02  # what other processes hand over is noticed no more often
@@ -225,6 +226,9 @@ class ClientTuning:
     poll_s: int = 30  # how long one poll of an App waits; the next follows at once
     last_settles_s: float = 10.0  # at the end of an App, verdicts are waited for no longer
     leave_s: float = 5.0  # leaving a consumer waits no longer for the store
+    acks_wait_ms: int = (
+        5  # acks that nobody waits for are stored with the next messages if these come so soon
+    )
     hand_out_ms: int = 100  # hand-outs closer than this share an entry
     slow_ahead_ms: int = 20  # so much of the slow lane as is done in that time may be in flight
     slow_saved_ms: int = 1_000  # of handlers' time that the lane did not use: it is not saved up for longer

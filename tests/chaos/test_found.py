@@ -19,7 +19,7 @@ from postroom.model.policy.settings import TopicSettings
 from postroom.model.topology import route as routes
 from postroom.model.topology.names import dead_topic
 from postroom.store import SqlStore
-from postroom.store.contract import Settled
+from postroom.store.contract import Settled, Visited
 from postroom.store.sql.session import Area
 from tests.ready import ready
 from tests.servers import PostgresServer
@@ -105,7 +105,7 @@ async def test_acks_that_a_crash_forgot_come_again_to_a_living_holder(
     async with mq.consumer("orders", group="ledger", mode="ordered") as consumer:
         messages = await consumer.poll()
         with monkeypatch.context() as unflushed:
-            unflushed.setattr(store.progress, "settle_each", lambda *settling: [Settled()])
+            unflushed.setattr(store.progress, "visit", lambda *visiting: [Visited((Settled(),))])
             await consumer.ack(messages)
         monkeypatch.setattr(store.session.dialect, "started_ms", lambda connection: 60_000)
         assert [m.value for m in await consumer.poll(wait=20)] == [b"0", b"1", b"2"]

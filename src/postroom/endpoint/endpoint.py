@@ -182,11 +182,12 @@ class Endpoint(Protocol):
     async def settle_and_poll(
         self, topic: str, group: str, parts: Sequence[Settle], request: PollRequest, settled: OnSettled
     ) -> PollReply:
-        """Settle, and then poll; few acks of one partition and what is there for the poll are stored at once.
+        """Settle, and then poll; few acks and what is there for the poll are stored at once.
 
-        `settled` is called as soon as the verdicts are stored, which never waits for messages. What is raised
-        before that is about both: each may be asked again by itself, the poll as a repeated one (I6). What is
-        raised afterwards is about the poll. Cancelled, it may or may not have settled.
+        `settled` is called as soon as the verdicts are stored. That waits for messages only if the request
+        says that it may (`acks_wait_ms`), and then a few milliseconds at most. What is raised before that is
+        about both: each may be asked again by itself, the poll as a repeated one (I6). What is raised
+        afterwards is about the poll. Cancelled, it may or may not have settled.
         """
 
     async def unpark(self, request: UnparkRequest) -> PollReply:

@@ -202,6 +202,7 @@ class PollRequest:
     started_ms: Whole = 0  # ordered groups: as the reply had it from which on `positions` are held
     lane_messages: Count = 0  # of these, so many of the slow lane (R42)
     lane_version: Whole = 0  # of what the asker knows of slow sources
+    acks_wait_ms: Millis = 0  # acks that come along may wait so long for messages, to be stored with them
 
     # In an ordered group the token is the holder's, the same for as long as the consumer lives; `positions`
     # names the partitions it holds (offset -1: it has received nothing yet), and a poll for 0 messages only

@@ -196,7 +196,7 @@ async def test_a_group_that_is_reset_again_and_again_is_told_not_waited_for(
         tries.append(args)
         raise GenerationChanged("reset meanwhile")
 
-    monkeypatch.setattr(broker.store.progress, "poll", always_reset)
+    monkeypatch.setattr(broker.store.progress, "visit", always_reset)
     with pytest.raises(GenerationChanged):
         await poll(broker)
     assert 1 < len(tries) < 20
@@ -268,17 +268,17 @@ async def cancelled_after_its_grant(
 ) -> None:
     """The store has granted it something, and nobody is there any more to be told."""
     granted, go_on = asyncio.Event(), threading.Event()
-    loop, store_poll = asyncio.get_running_loop(), broker.store.progress.poll
+    loop, store_visit = asyncio.get_running_loop(), broker.store.progress.visit
 
     def slow(*args: object, **more: object) -> object:
-        result = store_poll(*args, **more)  # type: ignore[arg-type]
+        result = store_visit(*args, **more)  # type: ignore[arg-type]
         loop.call_soon_threadsafe(granted.set)
         assert go_on.wait(10)
         return result
 
     with monkeypatch.context() as patch:
         patch.setattr(broker._workers, "_at_once", None)  # it is to take its time
-        patch.setattr(broker.store.progress, "poll", slow)
+        patch.setattr(broker.store.progress, "visit", slow)
         waiting = asyncio.create_task(polling)
         await granted.wait()
         waiting.cancel()
@@ -347,7 +347,7 @@ async def test_a_mover_that_died_is_finished_by_the_next_poll(
     there = await place(broker)
     await broker.append("orders", there, batch(3))
     token, _ = await poll(broker)
-    settle, calls = broker.store.progress.settle_each, []
+    settle, calls = broker.store.progress.visit, []
 
     def dies_after_the_append(*args: object) -> object:
         calls.append(args)
@@ -355,7 +355,7 @@ async def test_a_mover_that_died_is_finished_by_the_next_poll(
             raise StoreBusy("the mover died here")
         return settle(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(broker.store.progress, "settle_each", dies_after_the_append)
+    monkeypatch.setattr(broker.store.progress, "visit", dies_after_the_append)
     verdicts = (
         Verdict("dead", 0, 0, reason="bad"),
         Verdict("ack", 1, 1),
@@ -382,11 +382,9 @@ async def test_those_that_die_together_are_moved_together(
     there = await place(broker)
     await broker.append("orders", there, batch(40))
     token, _ = await poll(broker)
-    settle, calls = broker.store.progress.settle_each, []
+    settle, calls = broker.store.progress.visit, []
     read, reads = broker._mover._read, []
-    monkeypatch.setattr(
-        broker.store.progress, "settle_each", lambda *args: calls.append(args) or settle(*args)
-    )
+    monkeypatch.setattr(broker.store.progress, "visit", lambda *args: calls.append(args) or settle(*args))
     monkeypatch.setattr(broker._mover, "_read", lambda *args: reads.append(args) or read(*args))
     verdicts = tuple(Verdict("dead", at, at, reason=f"no {at}") for at in range(40))
     assert not (await broker.settle("orders", "billing", [Settle("orders", there, token, verdicts)])).lost

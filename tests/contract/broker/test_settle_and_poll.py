@@ -14,6 +14,7 @@ from postroom import Connection, Message
 from postroom.clock import ManualClock
 from postroom.endpoint.values import PollReply, PollRequest, Settle, SettleReply, Verdict, released
 from postroom.errors import StoreBusy, UnknownGroup
+from postroom.model.delivery.delivery import Kind, Settlement
 from postroom.model.policy.rate import group_rate
 from postroom.model.policy.settings import GroupWish
 from tests.contract.brokers import broker_of
@@ -26,9 +27,11 @@ class Member:
     def __init__(self, mq: Connection) -> None:
         self.mq, self.endpoint, self.told = mq, mq._endpoint, asyncio.Queue[SettleReply]()
 
-    def request(self, *, wait_ms: int = 0, messages: int = 1) -> PollRequest:
+    def request(self, *, wait_ms: int = 0, messages: int = 1, acks_wait_ms: int = 0) -> PollRequest:
         token = secrets.randbits(62) + 1
-        return PollRequest("orders", "billing", "m", token, messages, 1 << 20, wait_ms, True)
+        return PollRequest(
+            "orders", "billing", "m", token, messages, 1 << 20, wait_ms, True, acks_wait_ms=acks_wait_ms
+        )
 
     async def poll(self, **how: Any) -> list[Settle]:
         """Poll, and return the acks of what came."""
@@ -74,18 +77,107 @@ async def test_acks_and_what_comes_next_are_one_transaction(
 ) -> None:
     await filled(member, 3)
     done = await member.poll()
-    polled: list[Any] = []
+    made: list[Any] = []
     progress = broker_of(member.mq).store.progress
-    poll = progress.poll
-    monkeypatch.setattr(progress, "poll", lambda *a, **how: polled.append(a[2]) or poll(*a, **how))
-    monkeypatch.setattr(progress, "settle_each", None)
+    visit = progress.visit
+    monkeypatch.setattr(progress, "visit", lambda group, some: made.append(some) or visit(group, some))
+    monkeypatch.setattr(progress, "settle", None)
     for following in (1, 2):
         request = member.request()
         reply = await member.settle_and_poll(done, request)
         assert (spans(reply), member.told.get_nowait()) == ([(following, following)], SettleReply())
-        assert polled.pop().acks == ((done[0].token, ((following - 1, following - 1),)),)
+        ((one,),) = made
+        acked = [Settlement(Kind.ACK, following - 1, following - 1)]
+        assert one.settles == [(done[0].token, acked)] and one.ask.token == request.token
+        made.clear()
         done = acks(request, reply)
     assert await member.unsettled() == (1, 1)
+
+
+@everywhere
+async def test_acks_and_messages_of_several_partitions_are_one_transaction(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mq.create_topic("orders", partitions=3)
+    await mq.create_group("orders", "billing", lease="30s")
+    member = Member(mq)
+    progress, made, done = broker_of(mq).store.progress, [], []
+    visit = progress.visit
+    for _ in range(3):
+        await mq.send_many("orders", [Message(b"x", key=f"k{number}") for number in range(30)])
+        if done:
+            monkeypatch.setattr(
+                progress, "visit", lambda group, some: made.append(some) or visit(group, some)
+            )
+            request = member.request(messages=100)
+            done = acks(request, await member.settle_and_poll(done, request))
+            monkeypatch.undo()
+            assert [(one.settles != (), one.ask is not None) for one in made.pop()] == [(True, True)] * 3
+            assert member.told.get_nowait() == SettleReply() and not made
+        else:
+            done = await member.poll(messages=100)
+        assert len({one.partition_id for one in done}) == 3
+        assert await member.unsettled() == (30, 30)
+    assert not (await member.settle_and_poll(done[:2], member.request())).grants
+    left = sum(verdict.last - verdict.first + 1 for verdict in done[2].verdicts)
+    assert await member.unsettled() == (left, left)
+
+
+@everywhere
+async def test_acks_that_may_wait_are_stored_with_the_next_messages(
+    member: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(member, 1)
+    done = await member.poll(wait_ms=30_000, messages=9)  # more than there are: nothing is left
+    monkeypatch.setattr(broker_of(member.mq)._polling, "_acks_wait_ms", 60_000)
+    request = member.request(wait_ms=30_000, acks_wait_ms=60_000)
+    polling = asyncio.ensure_future(member.settle_and_poll(done, request))
+    queues = broker_of(member.mq)._polling._queues._known
+    async with asyncio.timeout(20):
+        while not any(queue._line for queue in queues.values()):  # noqa: ASYNC110 - a queue has no event
+            await asyncio.sleep(0)  # until it waits
+    assert member.told.empty() and await member.unsettled() == (1, 1)
+    await filled(member, 1)
+    assert spans(await asyncio.wait_for(polling, 20)) == [(1, 1)]
+    assert member.told.get_nowait() == SettleReply() and await member.unsettled() == (1, 1)
+
+
+@everywhere
+async def test_acks_wait_no_longer_than_they_may(member: Member) -> None:
+    """Whatever their sender says: the broker bounds it."""
+    await filled(member, 1)
+    done = await member.poll()
+    request = member.request(wait_ms=60_000, acks_wait_ms=50_000)
+    polling = asyncio.ensure_future(member.settle_and_poll(done, request))
+    assert await asyncio.wait_for(member.told.get(), 20) == SettleReply()
+    assert not polling.done() and await member.unsettled() == (0, 0)
+    await filled(member, 1)
+    assert spans(await asyncio.wait_for(polling, 20)) == [(1, 1)]
+
+
+async def test_only_acks_that_nobody_waits_for_may_wait(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await mq.create_topic("orders", partitions=1)
+    await mq.send_many("orders", [Message(b"%d" % i) for i in range(20)])
+    real, waits = mq._endpoint.settle_and_poll, []
+
+    def noted(topic: str, group: str, parts: Any, request: PollRequest, settled: Any) -> Any:
+        waits.append(request.acks_wait_ms)
+        return real(topic, group, parts, request, settled)
+
+    monkeypatch.setattr(mq._endpoint, "settle_and_poll", noted)
+    for ack, group in (("manual", "one"), ("after", "two")):
+        count = 0
+        async with mq.consumer("orders", group=group, start="earliest", window=1, ack=ack) as consumer:
+            async for message in consumer:
+                if ack == "manual":
+                    await message.ack()
+                count += 1
+                if count == 20:
+                    break
+        assert waits and {*waits} == ({0} if ack == "manual" else {5})
+        waits.clear()
 
 
 @everywhere
@@ -135,7 +227,7 @@ async def test_nothing_is_polled_if_the_acks_cannot_be_stored(
     def busy(*_: Any, **__: Any) -> None:
         raise StoreBusy("busy")
 
-    for verb in ("settle_each", "poll"):
+    for verb in ("visit", "poll"):
         monkeypatch.setattr(broker_of(member.mq).store.progress, verb, busy)
     with pytest.raises(StoreBusy):
         await member.settle_and_poll(done, member.request(wait_ms=60_000))

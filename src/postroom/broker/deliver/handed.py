@@ -83,21 +83,13 @@ class Outcome:
 
 @dataclass(slots=True)
 class PollAcks:
-    """Acks of one partition that came with a poll of their group. They are stored with what that hands out if
-    it asks their partition first, and else before it asks any."""
+    """Acks that came with a poll of their group and topic. They are stored with what that hands out, or
+    before: its member is done with them."""
 
     topic: str
     group: str
     parts: Sequence[Settle]
     outcome: Outcome | None = None  # None: they are not stored yet
-
-    @property
-    def asked(self) -> tuple[tuple[int, tuple[Span, ...]], ...]:
-        return tuple([(part.token, tuple([(v.first, v.last) for v in part.verdicts])) for part in self.parts])
-
-    def before(self, partition_id: int) -> bool:
-        """Return whether they are to be stored before that partition is asked."""
-        return self.outcome is None and self.parts[0].partition_id != partition_id
 
 
 @dataclass(slots=True)
@@ -130,7 +122,7 @@ class PollBudget:
 
     def reach(self, cursor: int) -> int:
         """The offset up to which the batches that were read go."""
-        return max(cursor, self.batches[-1].last_offset + 1) if self.batches else cursor
+        return reach(self.batches, cursor)
 
     @property
     def most_bytes(self) -> int:
@@ -146,20 +138,25 @@ class PollBudget:
         return Ask(
             member=self.request.member,
             token=self.request.token,
-            messages=self._to_end_of_batch(cursor, self.most_messages(again)),
+            messages=self._to_end_of_batch(self.batches, cursor, self.most_messages(again)),
             end=self.reach(cursor),
             empty_handed=self.empty_handed,
             on_delivery=self.request.on_delivery,
             dead=new_stamp(self.dead),
-            acks=() if self.acks is None or self.acks.outcome is not None else self.acks.asked,
         )
 
-    def _to_end_of_batch(self, cursor: int, messages: int) -> int:
+    def ask_fresh(self, batches: Sequence[StoredBatch], cursor: int, messages: int) -> Ask:
+        """Ask for new messages alone, of the batches that were read."""
+        request, most = self.request, self._to_end_of_batch(batches, cursor, messages)
+        end = reach(batches, cursor)
+        return Ask(request.member, request.token, most, end, on_delivery=request.on_delivery, fresh=True)
+
+    def _to_end_of_batch(self, batches: Sequence[StoredBatch], cursor: int, messages: int) -> int:
         """Whoever is sent whole batches had better have all of them: else they are sent again and again."""
         if isinstance(self.request, PartialPoll) and self.request.whole:
-            at = bisect_left(self.batches, cursor + messages - 1, key=lambda batch: batch.last_offset)
-            if at < len(self.batches):
-                return max(messages, self.batches[at].last_offset - cursor + 1)
+            at = bisect_left(batches, cursor + messages - 1, key=lambda batch: batch.last_offset)
+            if at < len(batches):
+                return max(messages, batches[at].last_offset - cursor + 1)
         return messages
 
     def spend(self, leases: Sequence[Lease], batches: Sequence[StoredBatch]) -> None:
@@ -171,6 +168,11 @@ class PollBudget:
         self.empty_handed = False
         spent = self.messages <= 0 or self.bytes <= 0
         self.full = self.full or spent or self.alone
+
+
+def reach(batches: Sequence[StoredBatch], cursor: int) -> int:
+    """The offset up to which these batches go."""
+    return max(cursor, batches[-1].last_offset + 1) if batches else cursor
 
 
 def new_stamp(target: Topic | None) -> Stamp | None:

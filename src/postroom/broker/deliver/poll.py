@@ -5,8 +5,9 @@ news, something is due, or its time is up. Polls of a shared group wait in a que
 ordered group each asks for itself, since what it is to know depends on what it holds. Must never lose what
 a cancelled poll was given: it is given back.
 
-Acks that come with a poll are stored in its transaction if it asks the store at once; they never wait for
-messages, nor for a limit on them (I17): where the poll would have to wait, they are stored before.
+Acks that come with a poll are stored in its transaction if it asks the store at once. They never wait for a
+limit on messages (I17), and for messages only a few milliseconds, if their sender has said that it may be:
+where the poll would have to wait longer, they are stored before.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from ..waiters import Key, Waiters, wait
 from ..workers import Workers
 from .handed import Departure, Handed, Outcome, PartialPoll, PollAcks
 from .ordered import OrderedDeliveries
-from .poll_queue import Permit, PollQueues
+from .poll_queue import Permit, PollQueue, PollQueues
 from .shared import Deliveries
 from .slow_lanes import Lanes
 
@@ -67,7 +68,10 @@ class Polling:
         self._deliveries, self._ordered, self._mover = deliveries, ordered, mover
         self._waiters, self._quotas, self._workers, self._lanes = waiters, quotas, workers, lanes
         self._queues = PollQueues(waiters, workers.threads, limits.tuning.broker)
-        self._short_ms = limits.tuning.broker.short_poll_ms
+        self._short_ms, self._acks_wait_ms = (
+            limits.tuning.broker.short_poll_ms,
+            limits.tuning.broker.acks_wait_ms,
+        )
         self._loop, self._now_ms = asyncio.get_running_loop(), store.now_ms
         self._background: set[asyncio.Task[None]] = set()
         self._returning: dict[int, asyncio.Task[None]] = {}  # by token, what is given back just now
@@ -84,7 +88,7 @@ class Polling:
         self, topic: str, group: str, parts: Sequence[Settle], request: PollRequest, settled: OnSettled
     ) -> PollReply:
         """`settled` is called as soon as they are stored; before that, whatever is raised is about both."""
-        if not _go_along(parts) or (topic, group) != (request.topic, request.group):
+        if not _go_along(topic, parts) or (topic, group) != (request.topic, request.group):
             reply = await self.settle(topic, group, parts)
             settled(reply)
             return await self.poll(replace(request, empty_handed=False) if reply.away else request)
@@ -151,9 +155,11 @@ class Polling:
         at_once = request.repeated or request.wait_ms < self._short_ms
         with queue.attended():
             while True:
+                permit = None
                 if along is not None and not ((at_once or queue.lets_in) and self._quotas.off):
-                    await self._settle_first(along)
-                permit = queue.at_once() if at_once else await queue.permit(deadline)
+                    permit = await self._permit_soon(queue, request, along, deadline)
+                if permit is None:
+                    permit = queue.at_once() if at_once else await queue.permit(deadline)
                 if permit is None or self._closed:
                     return _reply(Handed(), settings)
                 try:
@@ -174,6 +180,19 @@ class Polling:
                 if at_once:
                     await wait(allowed, deadline - self._loop.time())
                     allowed.clear()
+
+    async def _permit_soon(
+        self, queue: PollQueue, request: PollRequest, along: _Along, deadline: float
+    ) -> Permit | None:
+        """A permit that comes while the acks wait for messages, if they may; None: they are stored now."""
+        wait_ms = min(request.acks_wait_ms, self._acks_wait_ms)
+        if wait_ms and along.settled is not None and self._quotas.off:
+            soon = self._loop.time() + wait_ms / 1000
+            permit = await queue.permit(min(soon, deadline))
+            if permit is not None:
+                return permit
+        await self._settle_first(along)
+        return None
 
     async def _hand_out_shared(
         self, group: Group, permit: Permit, request: PollRequest, along: _Along | None = None
@@ -363,9 +382,9 @@ class PollVerbs:
         await self._polling.hand_over(topic, group, token, partition_ids)
 
 
-def _go_along(parts: Sequence[Settle]) -> bool:
-    """Whether these may be stored in the transaction of a poll: few acks, of one partition."""
-    return bool(parts) and len({part.partition_id for part in parts}) == 1 and _few_acks(parts)
+def _go_along(topic: str, parts: Sequence[Settle]) -> bool:
+    """Whether these may be stored in the transaction of a poll: few acks, and of the topic itself."""
+    return bool(parts) and {part.topic for part in parts} == {topic} and _few_acks(parts)
 
 
 def _settle_reply(outcome: Outcome) -> SettleReply:

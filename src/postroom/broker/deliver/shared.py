@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Protocol, TypeVar
@@ -28,7 +28,18 @@ from ...model.delivery.delivery import Ask, Delivery, Kind, OrderedAsk, Settleme
 from ...model.delivery.reason import as_reason
 from ...model.topology.names import slow_topic
 from ...model.topology.route import Range
-from ...store.contract import Bounds, Granted, Group, Peek, Settled, Store, StoredBatch, Topic
+from ...store.contract import (
+    Bounds,
+    Granted,
+    Group,
+    Peek,
+    Settled,
+    Store,
+    StoredBatch,
+    Topic,
+    Visit,
+    Visited,
+)
 from ..moves.departures import FarRetries, SettingAside
 from ..topology.catalog_cache import CatalogCache, Source
 from .handed import Departure, Fresh, Handed, Outcome, PartialPoll, PollAcks, PollBudget, new_stamp
@@ -43,6 +54,7 @@ A = TypeVar("A", bound=Ask | OrderedAsk, contravariant=True)
 _log = logging.getLogger("postroom.broker")
 
 _WALK_BYTES = 4 * 1024 * 1024
+_TOGETHER = 64  # partitions that one transaction locks
 _FRESH_LOOKS = 5  # a group reset that often within one poll is its caller's to know
 
 _KINDS = {
@@ -108,7 +120,7 @@ class Deliveries:
             if look.full:
                 break
         handed.took_all = not look.full and not look.left
-        self._ack(acks)
+        self._ack(look)
         return handed
 
     def paused(self, request: PollRequest) -> bool:
@@ -118,13 +130,15 @@ class Deliveries:
     def _sources(self, request: PollRequest) -> list[Source]:
         return self._catalog.sources(request.topic, request.group, lane=request.lane_messages > 0)
 
-    def _ack(self, acks: PollAcks | None) -> None:
-        """Store acks that no poll of their partition has stored."""
+    def _ack(self, look: PollBudget) -> None:
+        """Store acks that were not stored with anything that was handed out."""
+        acks = look.acks
         if acks is not None and acks.outcome is None:
             try:
                 acks.outcome = self.settle(acks.topic, acks.group, acks.parts)
             except StoreUnavailable as error:  # of whatever shard: another poll would not help
                 raise StoreUnavailable(str(error)) from error
+            look.empty_handed = look.empty_handed and not acks.outcome.away
 
     def _poll_source(self, source: Source, look: PollBudget, handed: Handed) -> None:
         topic, group = source
@@ -143,6 +157,7 @@ class Deliveries:
         look.left = look.left or bool(held)
         wanted = self.unread.look(topic.route, group, bounds, peeks)
         readable = [piece for piece in pieces if piece.partition_id in wanted]
+        fresh: list[tuple[Range, int]] = []  # partitions with new messages and nothing else, and from where
         for piece in self._in_turn(readable, peeks, held, now):
             partition_id = piece.partition_id
             peek = peeks.get(partition_id) or self.first_peek(group, partition_id, bounds)
@@ -151,24 +166,92 @@ class Deliveries:
             if peek.parked:
                 self.parked.leave_order(group, partition_id)
             edges, due = bounds[partition_id], has_due(peek, now)
-            if held or peek.parked or due or has_new(peek, edges):
-                cursor = max(peek.cursor, edges.start)
-                ask = partial(look.ask, cursor, again=due)
-                if look.acks is not None and look.acks.before(partition_id):
-                    self._ack(look.acks)
-                # also if nothing is new: what takes time is to say so before anything is granted
-                look.batches = self.read(partition_id, cursor, look.messages, look.bytes)
-                granted = self.poll_partition(
-                    self._store.progress.poll, group, partition_id, edges, look, ask, now
-                )
-                look.left = look.left or due or not took_all(granted, cursor, edges)
-                look.unread = True
-                self._hand(handed, look, topic, group, piece, granted)
-                look.unread = False
+            if held or peek.parked or due:
+                self._ack(look)
+                self._poll_partition(source, piece, edges, peek, look, handed, now)
+            elif has_new(peek, edges):
+                fresh.append((piece, max(peek.cursor, edges.start)))
             else:
                 handed.next_due = earlier(handed.next_due, peek.next_due)
             if look.full:
                 return
+        if fresh:
+            self._poll_fresh(source, fresh, bounds, look, handed, now)
+
+    def _poll_partition(
+        self,
+        source: Source,
+        piece: Range,
+        edges: Bounds,
+        peek: Peek,
+        look: PollBudget,
+        handed: Handed,
+        now: int,
+    ) -> None:
+        (topic, group), partition_id, due = source, piece.partition_id, has_due(peek, now)
+        cursor = max(peek.cursor, edges.start)
+        ask = partial(look.ask, cursor, again=due)
+        # also if nothing is new: what takes time is to say so before anything is granted
+        look.batches = self.read(partition_id, cursor, look.messages, look.bytes)
+        granted = self.poll_partition(self._store.progress.poll, group, partition_id, edges, look, ask, now)
+        look.left = look.left or due or not took_all(granted, cursor, edges)
+        look.unread = True
+        self._hand(handed, look, topic, group, piece, granted)
+        look.unread = False
+
+    def _poll_fresh(
+        self,
+        source: Source,
+        fresh: Sequence[tuple[Range, int]],
+        bounds: dict[int, Bounds],
+        look: PollBudget,
+        handed: Handed,
+        now: int,
+    ) -> None:
+        """Ask all partitions that have nothing but new messages in one transaction, with the acks that came
+        along. Each is asked for what is left if those before it give all that was read of them."""
+        topic, group = source
+        acks = look.acks if look.acks is not None and look.acks.topic == topic.name else None
+        if acks is None or acks.outcome is not None:
+            self._ack(look)
+            acks = None
+        settles = {} if acks is None else _by_partition(acks.parts)
+        visits = {one: self._settling(parts, group, None, now) for one, parts in settles.items()}
+        asked, messages, size = [], look.messages, look.bytes
+        for piece, cursor in fresh[:_TOGETHER]:
+            partition_id, start = piece.partition_id, bounds[piece.partition_id].start
+            batches = self.read(partition_id, cursor, messages, size)
+            asked.append((piece, cursor, batches))
+            ask = look.ask_fresh(batches, cursor, messages)
+            acked = visits[partition_id].settles if partition_id in visits else ()
+            visits[partition_id] = Visit(partition_id, acked, ask, start, _waited_ms(batches, now))
+            messages -= min(ask.messages, ask.end - cursor)
+            size -= sum([len(batch.data) for batch in batches])
+            if messages <= 0 or size <= 0:
+                break
+        answers = self._visit(group, visits.values())
+        if acks is not None:
+            acks.outcome = Outcome()
+            self._note(settles, group, answers, acks.outcome)
+        look.left = look.left or len(asked) < len(fresh)
+        for piece, cursor, batches in asked:
+            look.batches, answer = batches, answers[piece.partition_id]
+            if isinstance(answer, StoreUnavailable) or answer.granted is None:
+                look.left = True  # the next poll leaves its shard out (R6)
+                continue
+            look.left = look.left or not took_all(answer.granted, cursor, bounds[piece.partition_id])
+            look.unread = True
+            self._hand(handed, look, topic, group, piece, answer.granted)
+            look.unread = False
+
+    def _visit(self, group: Group, visits: Iterable[Visit]) -> dict[int, Visited | StoreUnavailable]:
+        """What became of visits, by partition. It raises if none could be made."""
+        made = [*visits]
+        answers = self._store.progress.visit(group, made)
+        away = [one for one in answers if isinstance(one, StoreUnavailable)]
+        if len(away) == len(made):
+            raise away[0]
+        return {visit.partition_id: answer for visit, answer in zip(made, answers, strict=True)}
 
     def _in_turn(
         self, pieces: Sequence[Range], peeks: dict[int, Peek], held: set[int], now: int
@@ -209,13 +292,9 @@ class Deliveries:
         now: int,
     ) -> Granted:
         """Ask the store for a delivery within what was read of a partition."""
-        waited = max(0, now - look.batches[0].appended_at) if look.batches else None
+        waited = _waited_ms(look.batches, now)
         while True:
             granted = verb(group, partition_id, ask(), log_start=bounds.start, waited_ms=waited)
-            if granted.acked and look.acks is not None:
-                look.acks.outcome = outcome = Outcome()
-                for part, done in zip(look.acks.parts, granted.acked, strict=True):
-                    self._settled(part, group, done, outcome)
             if not granted.unplaced or look.dead is not None:
                 return granted
             look.dead = self._catalog.make_dead_letters(look.request.topic, look.request.group)
@@ -226,7 +305,8 @@ class Deliveries:
         self, handed: Handed, look: PollBudget, topic: Topic, group: Group, piece: Range, granted: Granted
     ) -> None:
         handed.next_due = earlier(handed.next_due, granted.next_due)
-        handed.draining = look.full = look.alone = granted.draining  # nothing more is looked at then
+        if granted.draining:
+            handed.draining = look.full = look.alone = True  # nothing more is looked at then
         if granted.leaving:
             handed.departures.append(Departure(group, piece.partition, piece.partition_id, granted.leaving))
         if not granted.deliveries:
@@ -294,7 +374,8 @@ class Deliveries:
         target = self._catalog.dead_letters(topic, group)
         if target is None and "dead" in [verdict.kind for part in parts for verdict in part.verdicts]:
             target = self._catalog.make_dead_letters(topic, group)
-        for some in _by_partition(parts):
+        away: StoreUnavailable | None = None
+        for some in _together(parts):
             try:
                 left = self._settle(some, self._catalog.group(some[0].topic, group), target, outcome)
                 if left:  # their last attempt, and there was no dead-letter topic yet
@@ -302,29 +383,53 @@ class Deliveries:
                     target = self._catalog.make_dead_letters(topic, group)
                     self._settle(left, self._catalog.group(some[0].topic, group), target, outcome)
             except StoreUnavailable as error:
+                away = error
                 outcome.away += some
-                if len(outcome.away) == len(parts) or not is_of_a_shard(error):
+                if not is_of_a_shard(error):
                     raise
+        if away is not None and len(outcome.away) == len(parts):
+            raise away
         return outcome
 
     def _settle(
         self, parts: Sequence[Settle], group: Group, target: Topic | None, outcome: Outcome
     ) -> list[Settle]:
-        """Settle parts of one partition; returns what must be settled again once there is a target."""
-        partition_id, now = parts[0].partition_id, self._store.now_ms()
-        each = [(part.token, self._settlements(part, group, target, now)) for part in parts]
+        """Settle parts in one transaction; returns what must be settled again once there is a target."""
+        settles, now = _by_partition(parts), self._store.now_ms()
+        visits = [self._settling(some, group, target, now) for some in settles.values()]
         try:
-            group, found = self.by_fresh_group(
-                group, lambda known: self._store.progress.settle_each(known, partition_id, each)
-            )
+            group, found = self.by_fresh_group(group, lambda known: self._visit(known, visits))
         except (GenerationChanged, GateClosed):  # the group was reset: what was held is nobody's any more
+            if len(settles) > 1:  # or of some of them it is
+                one_by_one = [self._settle(some, group, target, outcome) for some in settles.values()]
+                return [part for left in one_by_one for part in left]
             outcome.lost += [(part, tuple((v.first, v.last) for v in part.verdicts)) for part in parts]
             return []
+        return self._note(settles, group, found, outcome)
+
+    def _settling(self, parts: Sequence[Settle], group: Group, target: Topic | None, now: int) -> Visit:
+        """A visit that settles parts of one partition."""
+        each = [(part.token, self._settlements(part, group, target, now)) for part in parts]
+        return Visit(parts[0].partition_id, each)
+
+    def _note(
+        self,
+        settles: Mapping[int, Sequence[Settle]],
+        group: Group,
+        answers: Mapping[int, Visited | StoreUnavailable],
+        outcome: Outcome,
+    ) -> list[Settle]:
+        """Note what became of parts, by partition; returns what of them must be settled again."""
         left = []
-        for part, done in zip(parts, found, strict=True):
-            again = self._settled(part, group, done, outcome)
-            if again is not None:
-                left.append(again)
+        for partition_id, parts in settles.items():
+            answer = answers[partition_id]
+            if isinstance(answer, StoreUnavailable):
+                outcome.away += parts
+                continue
+            for part, done in zip(parts, answer.settled, strict=True):
+                again = self._settled(part, group, done, outcome)
+                if again is not None:
+                    left.append(again)
         return left
 
     def _settlements(self, part: Settle, group: Group, target: Topic | None, now: int) -> list[Settlement]:
@@ -373,12 +478,28 @@ def is_of_a_shard(error: StoreUnavailable) -> bool:
     return "shard" in error.details
 
 
-def _by_partition(parts: Sequence[Settle]) -> list[list[Settle]]:
-    """What is settled together: the parts of one partition, whatever polls they came from."""
+def _together(parts: Sequence[Settle]) -> Iterator[list[Settle]]:
+    """What is settled in one transaction: parts of one topic, and of no more than so many partitions."""
+    by_topic: dict[str, list[Settle]] = {}
+    for part in parts:
+        by_topic.setdefault(part.topic, []).append(part)
+    for some in by_topic.values():
+        by_partition = [*_by_partition(some).values()]
+        for at in range(0, len(by_partition), _TOGETHER):
+            yield [part for one in by_partition[at : at + _TOGETHER] for part in one]
+
+
+def _by_partition(parts: Sequence[Settle]) -> dict[int, list[Settle]]:
+    """The parts of each partition, whatever polls they came from."""
     found: dict[int, list[Settle]] = {}
     for part in parts:
         found.setdefault(part.partition_id, []).append(part)
-    return list(found.values())
+    return found
+
+
+def _waited_ms(batches: Sequence[StoredBatch], now: int) -> int | None:
+    """How long the first of them has waited; None: there is none."""
+    return max(0, now - batches[0].appended_at) if batches else None
 
 
 def _check_park(verdict: Verdict, group: Group) -> None:

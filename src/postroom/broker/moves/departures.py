@@ -29,7 +29,7 @@ from ...model.delivery.settlement import uncovered, within
 from ...model.messages.batch import BatchBuilder, Record, stored_records
 from ...model.policy.settings import Mode, Start
 from ...model.topology.names import owner, retry_topic, slow_topic
-from ...store.contract import Append, Appended, Group, Store, StoredBatch, Topic
+from ...store.contract import Append, Appended, Group, Store, StoredBatch, Topic, Visit
 from ..topology.catalog_cache import CatalogCache
 from . import unreadable
 from .unreadable import Letter
@@ -131,7 +131,7 @@ class Mover:
                     stored.append((done, builder.count))
         acks = [(one.token, [Settlement(Kind.ACK, one.first, one.last)]) for one, _ in stored]
         if acks:
-            await self._in_thread(self._store.progress.settle_each, group, partition_id, acks)
+            await self._in_thread(self._store.progress.visit, group, [Visit(partition_id, acks)])
         for delivery, messages in stored:
             if fate == "dead" and not (delivery.stamp and delivery.stamp.due_at):
                 self.died(group.topic, group.name, messages)

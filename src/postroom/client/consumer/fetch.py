@@ -48,10 +48,10 @@ _FEW_IN_FLIGHT = 16  # with more there is no hurry to ask, and handlers take the
 class _Taken:
     """Acks that a poll takes along."""
 
-    __slots__ = ("answer", "bytes", "messages", "parts")
+    __slots__ = ("answer", "awaited", "bytes", "messages", "parts")
 
-    def __init__(self, parts: Sequence[Settle], runs: Sequence[Run]) -> None:
-        self.parts = parts
+    def __init__(self, parts: Sequence[Settle], runs: Sequence[Run], awaited: bool) -> None:
+        self.parts, self.awaited = parts, awaited
         self.messages = sum([stop - start for _, start, stop in runs])
         self.bytes = sum([(stop - start) * delivery.bytes_each for delivery, start, stop in runs])
         self.answer: asyncio.Future[SettleReply | None] = asyncio.get_running_loop().create_future()
@@ -170,12 +170,12 @@ class Fetcher:
     # ---- acks that go with a poll ----
 
     def _take_along(
-        self, parts: Sequence[Settle], runs: Sequence[Run]
+        self, parts: Sequence[Settle], runs: Sequence[Run], awaited: bool
     ) -> asyncio.Future[SettleReply | None] | None:
         """What the settler asks before it sends acks by themselves."""
         if not self._boarding or self._taken is not None or self.slow is not None:
             return None
-        taken = _Taken(parts, runs)
+        taken = _Taken(parts, runs, awaited)
         if not self._has_room_without(taken):
             return None
         self._taken = taken
@@ -199,8 +199,10 @@ class Fetcher:
 
     def _request(self) -> PollRequest:
         window, messages, size = self._window, self._in_flight.messages, self._in_flight.bytes
+        acks_wait_ms = 0
         if self._taken is not None:
             messages, size = messages - self._taken.messages, size - self._taken.bytes
+            acks_wait_ms = 0 if self._taken.awaited else self.who.limits.tuning.client.acks_wait_ms
         slow = self.slow
         lane_messages = first_room(self.handlers) if slow is None else slow.room
         return PollRequest(
@@ -217,6 +219,7 @@ class Fetcher:
             on_delivery=self._on_delivery,
             lane_messages=0 if self._on_delivery else lane_messages,
             lane_version=0 if self._on_delivery or slow is None else slow.view.version,
+            acks_wait_ms=acks_wait_ms,
         )
 
     def _asked_bytes(self, held: float) -> int:

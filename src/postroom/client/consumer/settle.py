@@ -58,10 +58,10 @@ _FEW_ACKS = 100  # ranges that go with a poll
 _STORED_LATE = 16  # rounds that may be asked for once more
 
 TakeAlong: TypeAlias = Callable[
-    [Sequence[Settle], Sequence[Run]], "asyncio.Future[SettleReply | None] | None"
+    [Sequence[Settle], Sequence[Run], bool], "asyncio.Future[SettleReply | None] | None"
 ]
 """Takes acks along with a poll, and returns what will have their answer, or None if they are to go by
-themselves. None: there is no poll that takes them."""
+themselves. It is told whether somebody waits for them. None: there is no poll that takes them."""
 
 
 class _Round:
@@ -104,6 +104,11 @@ class _Round:
         else:
             self._callers.append(mine)
         return mine
+
+    @property
+    def awaited(self) -> bool:
+        """Somebody waits for it; who is merely told of it has something else to do meanwhile."""
+        return bool(self._callers)
 
     def end(self, error: Exception | None = None) -> None:
         self._ended, self._error = True, error
@@ -400,7 +405,7 @@ class Settler:
         """Return the answer to acks that went with a poll; None: they have to go by themselves."""
         if self.take_along is None or not current.few_acks:
             return None
-        taken = self.take_along(parts, current.runs)
+        taken = self.take_along(parts, current.runs, current.awaited)
         return None if taken is None else await taken
 
     def _too_long(self, began: float) -> bool:

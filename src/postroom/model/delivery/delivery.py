@@ -142,8 +142,9 @@ class Delivery:
 
     def part(self, first: int, last: int) -> Delivery:
         """Some of it. A fragment is not held alone: the other fragments are in the same hands (I14)."""
-        whole = (first, last) == (self.first, self.last)
-        return replace(self, first=first, last=last, alone=self.alone and whole)
+        if (first, last) == (self.first, self.last):
+            return self
+        return replace(self, first=first, last=last, alone=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ class Ask:
     empty_handed: bool = True  # the member holds nothing else
     on_delivery: bool = False  # settle as it is handed out: at most once (R16)
     dead: Stamp | None = None  # where exhausted messages go; None: not known yet
-    acks: tuple[tuple[int, tuple[Span, ...]], ...] = ()  # by token: the store acks these before it decides
+    fresh: bool = False  # new messages alone: what is due is left to another poll
 
 
 @dataclass(frozen=True, slots=True)

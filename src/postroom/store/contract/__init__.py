@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ...address import Address
-from ...errors import PostroomError
+from ...errors import PostroomError, StoreUnavailable
 from ...model.delivery.delivery import Ask, Delivery, Line, OrderedAsk, Settlement, Span, Stamp
 from ...model.moves.schedule import DelayedRow
 from ...model.policy.settings import GroupSettings, Start, TopicSettings
@@ -41,6 +41,8 @@ from .values import (
     ShardState,
     StoredBatch,
     Topic,
+    Visit,
+    Visited,
 )
 
 __all__ = [
@@ -61,21 +63,12 @@ __all__ = [
     "Move",
     "News",
     "Origin",
-    "Peek",
-    "Process",
-    "Progress",
-    "Rates",
-    "Routes",
-    "Schedule",
-    "ServedBroker",
-    "Settled",
-    "ShardState",
-    "Staged",
-    "Staging",
-    "Store",
-    "StoredBatch",
+    "Peek", "Process", "Progress",
+    "Rates", "Routes",
+    "Schedule", "ServedBroker", "Settled", "ShardState", "Staged", "Staging", "Store", "StoredBatch",
     "Topic",
     "Usage",
+    "Visit", "Visited",
     "Watcher",
 ]  # fmt: skip
 
@@ -318,7 +311,7 @@ class Progress(Protocol):
     def poll(
         self, group: Group, partition_id: int, ask: Ask, *, log_start: int = 0, waited_ms: int | None = None
     ) -> Granted:
-        """Ack `ask.acks`, then hand out what is due and new messages, as `model.delivery.poll` decides.
+        """Hand out what is due and new messages, as `model.delivery.poll` decides.
 
         What lies below `log_start` is gone, and passed over. `waited_ms` is how long the first new
         message has waited, for the measures.
@@ -339,10 +332,12 @@ class Progress(Protocol):
         was handed out by a poll that a crash forgot (I8).
         """
 
-    def settle_each(
-        self, group: Group, partition_id: int, each: Sequence[tuple[int, Sequence[Settlement]]]
-    ) -> list[Settled]:
-        """Settle for several tokens, one after the other in one transaction."""
+    def visit(self, group: Group, visits: Sequence[Visit]) -> list[Visited | StoreUnavailable]:
+        """Settle for several tokens, and then poll, in several partitions of a group, each named once.
+
+        All of it is one transaction on each shard. Where there are several shards and one is away, the visits
+        meant for it have its error. A visit polls only for groups that are not ordered.
+        """
 
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         """Renew leases; returns the spans that are not held any more: lost, or settled by whomever."""

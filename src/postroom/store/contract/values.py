@@ -5,12 +5,12 @@ Exported by `contract`: import them from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import field
 
 from ...errors import StoreError
-from ...model.delivery.delivery import Delivery, Holder, Line, Span, Terms
+from ...model.delivery.delivery import Ask, Delivery, Holder, Line, Settlement, Span, Terms
 from ...model.frozen import dataclass
 from ...model.messages.batch import BatchHeader
 from ...model.moves.schedule import DelayedRow, Home, Planned
@@ -192,7 +192,6 @@ class Granted:
     recall: bool = False  # ordered groups: the holder settles what it handles and hands the partition over
     lines: tuple[Line, ...] = ()  # ordered groups: what is parked here, for a holder that expects nothing
     until: int = 0  # the lease as the database has it, on whatever clock: `give_back` names it
-    acked: tuple[Settled, ...] = ()  # what became of each of `Ask.acks`
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +200,23 @@ class Settled:
     leaving: tuple[Delivery, ...] = ()  # stamped: the caller moves them now (I12)
     unplaced: tuple[Span, ...] = ()  # that was the last attempt: settle again, with a stamp
     kept: tuple[Delivery, ...] = ()  # ordered groups: retried or released, and still the holder's
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What one request does in one partition of a group: it settles, by token, and then it polls."""
+
+    partition_id: int
+    settles: Sequence[tuple[int, Sequence[Settlement]]] = ()
+    ask: Ask | None = None  # None: it settles only
+    log_start: int = 0  # as in `Progress.poll`
+    waited_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Visited:
+    settled: tuple[Settled, ...] = ()  # what became of each of `Visit.settles`
+    granted: Granted | None = None  # None: nothing was asked for
 
 
 @dataclass(frozen=True, slots=True)

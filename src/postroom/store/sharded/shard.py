@@ -45,6 +45,8 @@ from ..contract import (
     Settled,
     Staging,
     Usage,
+    Visit,
+    Visited,
     Watcher,
 )
 from ..contract.kafka import KafkaGroups
@@ -97,10 +99,10 @@ class Skew:
             return settlements
         return [replace(one, visible_at=self.there(one.visible_at)) for one in settlements]
 
-    def each_there(
-        self, each: Sequence[tuple[int, Sequence[Settlement]]]
-    ) -> Sequence[tuple[int, Sequence[Settlement]]]:
-        return [(token, self.settlements(settlements)) for token, settlements in each]
+    def visit(self, visit: Visit) -> Visit:
+        if not self or not visit.settles:
+            return visit
+        return replace(visit, settles=[(token, self.settlements(some)) for token, some in visit.settles])
 
     def delivery_there(self, delivery: Delivery) -> Delivery:
         return replace(delivery, visible_at=self.there(delivery.visible_at)) if self else delivery
@@ -152,8 +154,11 @@ class Skew:
             return settled
         return replace(settled, leaving=self.deliveries(settled.leaving), kept=self.deliveries(settled.kept))
 
-    def settled_each(self, settled: list[Settled]) -> list[Settled]:
-        return list(map(self.settled, settled)) if self else settled
+    def visited(self, visited: Visited | StoreUnavailable) -> Visited | StoreUnavailable:
+        if not self or isinstance(visited, StoreUnavailable):
+            return visited
+        granted = visited.granted and self.granted(visited.granted)
+        return Visited(tuple(map(self.settled, visited.settled)), granted)
 
     def _holder(self, holder: Holder) -> Holder:
         return replace(holder, until=self.here(holder.until))

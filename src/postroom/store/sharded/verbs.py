@@ -35,6 +35,8 @@ from ..contract import (
     Progress,
     Schedule,
     Usage,
+    Visit,
+    Visited,
 )
 from ..sql.progress.user_transaction import Joins
 from .shard import Shard, Shards, Skew, shown
@@ -363,7 +365,6 @@ class ShardedProgress(_Sharded):
     poll = by_partition(Progress.poll, answer=Skew.granted)
     poll_ordered = by_partition(Progress.poll_ordered, answer=Skew.granted)
     settle = by_partition(Progress.settle, sent={"settlements": Skew.settlements}, answer=Skew.settled)
-    settle_each = by_partition(Progress.settle_each, sent={"each": Skew.each_there}, answer=Skew.settled_each)
     ack_within = by_partition(Joins.ack_within)
     extend = by_partition(Progress.extend)
     give_back = by_partition(Progress.give_back)
@@ -394,6 +395,21 @@ class ShardedProgress(_Sharded):
     leave = on_first(Progress.leave)
     members_of = on_first(Progress.members_of)
     forget_dead = on_first(Progress.forget_dead)
+
+    def visit(self, group: Group, visits: Sequence[Visit]) -> list[Visited | StoreUnavailable]:
+        found: dict[int, Visited | StoreUnavailable] = {}
+        split = self._shards.split([visit.partition_id for visit in visits])
+        for shard, ids in split.items():
+            skew, here = self._shards.skew(shard), {*ids}
+            some = [skew.visit(visit) for visit in visits if visit.partition_id in here]
+            try:
+                answers = list(map(skew.visited, shard.progress.visit(group, some)))
+            except StoreUnavailable as error:
+                if len(split) == 1:
+                    raise
+                answers = [error] * len(some)
+            found.update(zip(ids, answers, strict=True))
+        return [found[visit.partition_id] for visit in visits]
 
     def is_drained(self, group: Group, partition_id: int) -> bool:
         """For the gate: what is away is not drained as far as anybody knows."""

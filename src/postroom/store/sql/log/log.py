@@ -39,6 +39,7 @@ __all__ = ["Ends", "SqlLog"]
 
 
 _MOST = 100_000  # partitions; of one that was not used for long nothing is noticed
+_MOST_ASKED = 1000  # sets of partitions, as they are asked for together
 
 
 class Ends:
@@ -105,6 +106,9 @@ class Ends:
                 )
 
 
+_BoundsOf = tuple[tuple[Area, list[int], list[PartitionKey], str], ...]
+"""By tables: the partitions that are in them, those whose ends no crash sets back (R3), and the statement."""
+
 _BOUNDS = """SELECT p.id, COALESCE(t.log_start, 0), p.next_offset, p.state FROM postroom_partitions p
              LEFT JOIN postroom_trims t ON t.partition_id = p.id WHERE p.id IN ({marks})"""
 _VERSION_AND_DUE = """SELECT value, (SELECT MIN(due_at) FROM postroom_schedule) FROM postroom_settings
@@ -144,6 +148,7 @@ class SqlLog:
         self._session = session
         self._windows = self.windows = Windows(session, catalog, limits)
         self._ends = Ends(limits.tuning.store.flushed_s)
+        self._bounds_known: dict[tuple[int, ...], _BoundsOf] = {}  # how to ask, by what is asked for
         self._remembered = limits.remembered_batches
         self._known = KnownEnds(limits.remembered_batches)
 
@@ -297,20 +302,12 @@ class SqlLog:
         return [StoredBatch(*row) for row in rows]
 
     def bounds(self, partition_ids: Iterable[int]) -> dict[int, Bounds]:
-        ids = list(partition_ids)
+        ids = tuple(partition_ids)
         found: dict[int, Bounds] = {}
-        mine: dict[Area, list[int]] = {}
-        durable: list[PartitionKey] = []  # the ends of others a crash may set back (R3)
-        for one in ids:
-            area = area_of(self._session, one)
-            tables = self._session.stored_in(area)
-            mine.setdefault(tables, []).append(one)
-            if area is not Area.VOLATILE:
-                durable.append((tables, one))
-        expected = self._ends.expected(durable)
-        for tables, some in mine.items():
+        for tables, some, durable, sql in self._bounds_of(ids):
+            expected = self._ends.expected(durable)
             with self._session.read(tables) as tx:
-                rows = tx.all(_BOUNDS.format(marks=blanks(len(some))), *some)
+                rows = tx.all(sql, *some)
             ends: dict[PartitionKey, int] = {}
             for partition_id, start, end, state in rows:
                 ends[tables, partition_id] = end
@@ -318,10 +315,33 @@ class SqlLog:
                     found[partition_id] = Bounds(start, end, sealed=state == "sealed")
             self._ends.check(expected, ends)
             self._ends.read(ends, flushed=self._session.dialect.shows_flushed)
-        for partition_id in ids:
-            if partition_id not in found:
-                raise unknown_partition(partition_id)
+        if len(found) < len(ids):
+            for partition_id in ids:
+                if partition_id not in found:
+                    raise unknown_partition(partition_id)
         return found
+
+    def _bounds_of(self, ids: tuple[int, ...]) -> _BoundsOf:
+        """Return how to ask for the bounds of these, once for each of their tables. Where a partition is kept
+        never changes."""
+        known = self._bounds_known.get(ids)
+        if known is None:
+            mine: dict[Area, list[int]] = {}
+            durable: dict[Area, list[PartitionKey]] = {}
+            for one in ids:
+                area = area_of(self._session, one)
+                tables = self._session.stored_in(area)
+                mine.setdefault(tables, []).append(one)
+                if area is not Area.VOLATILE:
+                    durable.setdefault(tables, []).append((tables, one))
+            known = tuple(
+                (tables, some, durable.get(tables, []), _BOUNDS.format(marks=blanks(len(some))))
+                for tables, some in mine.items()
+            )
+            if self._session.partition_areas.keys() >= {*ids}:  # else it was not found
+                make_room(self._bounds_known, _MOST_ASKED)
+                self._bounds_known[ids] = known
+        return known
 
     def marks(self, at: Mapping[int, int]) -> dict[int, str]:
         found: dict[int, str] = {}

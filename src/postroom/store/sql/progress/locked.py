@@ -38,6 +38,7 @@ __all__ = [
     "held_under",
     "lines_of",
     "lock",
+    "lock_each",
     "reset_meanwhile",
     "stopped_below",
 ]
@@ -63,6 +64,12 @@ def lock(tx: Transaction, key: tuple[int, int]) -> Sequence[Any] | None:
     It is changed by every poll and ack, and its past versions may pile up (I19).
     """
     return tx.locked(tx.dialect.newest(_LOCK, _TABLE, _KEY_COLUMNS), *key, key[-1])
+
+
+def lock_each(tx: Transaction, group_id: int, partition_ids: Sequence[int]) -> Sequence[Sequence[Any] | None]:
+    """Lock the rows of several partitions, in this order, and return their columns."""
+    sql = tx.dialect.newest(_LOCK, _TABLE, _KEY_COLUMNS)
+    return tx.locked_each(sql, [(group_id, one, one) for one in partition_ids], ())[0]
 
 
 @dataclass(slots=True)
@@ -175,10 +182,11 @@ _SIZES = (1, 4, 16, 64)  # of deletes: few different statements, and few round t
 
 
 class NeedsStartError(Exception):
-    """The partition was not touched in this generation: its start must be read from the catalog."""
+    """A partition was not touched in this generation: its start must be read from the catalog."""
 
-    def __init__(self, generation: int | None) -> None:
+    def __init__(self, partition_id: int, generation: int | None) -> None:
         super().__init__()
+        self.partition_id = partition_id
         self.generation = generation  # in which it was touched last; None: it never was
 
 
@@ -193,15 +201,21 @@ class Locked:
     """
 
     def __init__(
-        self, tx: Transaction, group: Group, partition_id: int, origin: Origin | None, flush: bool
+        self,
+        tx: Transaction,
+        group: Group,
+        partition_id: int,
+        raw: Sequence[Any] | None,
+        origin: Origin | None,
+        flush: bool,
     ) -> None:
+        """`raw`: the columns of its row, which is locked; None: there is no row."""
         self._tx, self.tuning = tx, tx.dialect.tuning
         self._key = (group.id, partition_id)
         self._flush = flush
         self._ordered = group.settings.mode == "ordered"
         self._seen: dict[int, Delivery] = {}  # what was read, by its first offset
         self._changed = False
-        raw = lock(tx, self._key)
         self.now = tx.now_ms()
         if raw is not None and raw[0] > group.generation:
             raise reset_meanwhile(group)
@@ -209,7 +223,7 @@ class Locked:
             self.row = ProgressRow.of(raw)
             return
         if origin is None:
-            raise NeedsStartError(None if raw is None else raw[0])
+            raise NeedsStartError(partition_id, None if raw is None else raw[0])
         self.must_flush()
         if raw is not None and raw[0] >= origin.since:  # a reset has left this partition where it is
             self.row = ProgressRow.of(raw)

@@ -8,13 +8,13 @@ processes are told where somebody may now be handed something; not of acks, firs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
 from ....config import DEFAULTS, Limits, StoreTuning
-from ....errors import GateClosed
+from ....errors import GateClosed, StoreUnavailable
 from ....model.delivery import delivery, settlement
 from ....model.delivery.delivery import (
     NOBODY,
@@ -30,7 +30,7 @@ from ....model.delivery.delivery import (
     Stamp,
 )
 from ....model.delivery.ordered import FAR
-from ...contract import Backlog, Catalog, Granted, Group, Member, Origin, Peek, Settled
+from ...contract import Backlog, Catalog, Granted, Group, Member, Origin, Peek, Settled, Visit, Visited
 from ..lists import blanks, padded, parts
 from ..log.lookups import GONE, area_of, reading_log
 from ..session import Area, Session, Transaction, empties, verbs
@@ -46,6 +46,7 @@ from .locked import (
     held_under,
     lines_of,
     lock,
+    lock_each,
     reset_meanwhile,
     stopped_below,
 )
@@ -174,49 +175,33 @@ class SqlProgress:
     def poll(
         self, group: Group, partition_id: int, ask: Ask, *, log_start: int = 0, waited_ms: int | None = None
     ) -> Granted:
-        def decide(locked: Locked) -> Granted:
-            acked = tuple([_settle(locked, group, token, _acks(spans)) for token, spans in ask.acks])
-            if locked.row.holder.until:  # the group was ordered
-                ordered.leave_order(locked)
-            locked.skip_to(log_start)
-            if again := locked.held(ask.token):
-                return replace(locked.hand_out_again(again, group.settings.lease_ms), acked=acked)
-            looks = locked.looks
-            due = locked.where("visible_at <= ?", locked.now, limit=_DUE_ROWS) if looks else []
-            before, safe = locked.row.cursor, locked.safe(due, group.settings.lease_ms)
-            change = delivery.poll(before, safe, locked.now, ask, group.terms)
-            if change.leaving or any(map(_SPENT, change.granted)):
-                locked.must_flush()
-            if waited_ms is not None and change.cursor > before:
-                locked.note_wait(waited_ms, change.cursor - before)
-            if change.cursor != before or change.drop:
-                locked.apply(change)
-            if looks and len(due) < _DUE_ROWS:
-                locked.look_up_due()
-            next_due = locked.row.next_due
-            if len(safe) < len(due) and not change.granted:  # else whoever waits would ask again at once
-                next_due = locked.due_when_safe(group.settings.lease_ms)
-            return Granted(
-                change.granted, change.leaving, change.unplaced, next_due, change.draining,
-                until=locked.now + group.settings.lease_ms, acked=acked,
-            )  # fmt: skip
-
-        return self._locked(group, partition_id, decide, flush=ask.on_delivery)
+        return self._locked(
+            group,
+            partition_id,
+            lambda one: _poll(one, group, ask, log_start, waited_ms),
+            flush=ask.on_delivery,
+        )
 
     def settle(
         self, group: Group, partition_id: int, token: int, settlements: Sequence[Settlement]
     ) -> Settled:
-        return self.settle_each(group, partition_id, [(token, settlements)])[0]
+        settle = _settling(group)
+        return self._locked(group, partition_id, lambda locked: settle(locked, group, token, settlements))
 
-    def settle_each(
-        self, group: Group, partition_id: int, each: Sequence[tuple[int, Sequence[Settlement]]]
-    ) -> list[Settled]:
-        settle = ordered.settle if group.settings.mode == "ordered" else _settle
+    def visit(self, group: Group, visits: Sequence[Visit]) -> list[Visited | StoreUnavailable]:
+        settle = _settling(group)
 
-        def decide(locked: Locked) -> list[Settled]:
-            return [settle(locked, group, token, settlements) for token, settlements in each]
+        def decide(each: Mapping[int, Locked]) -> list[Visited | StoreUnavailable]:
+            found: list[Visited | StoreUnavailable] = []
+            for visit in visits:
+                locked, ask = each[visit.partition_id], visit.ask
+                settled = tuple([settle(locked, group, token, some) for token, some in visit.settles])
+                granted = _poll(locked, group, ask, visit.log_start, visit.waited_ms) if ask else None
+                found.append(Visited(settled, granted))
+            return found
 
-        return self._locked(group, partition_id, decide)
+        flush = any(visit.ask is not None and visit.ask.on_delivery for visit in visits)
+        return self._each_locked(group, sorted([visit.partition_id for visit in visits]), decide, flush)
 
     def ack_within(self, guest: Guest, group: Group, partition_id: int, token: int, offset: int) -> bool:
         return self._joining.ack(guest, group, partition_id, token, offset)
@@ -318,24 +303,43 @@ class SqlProgress:
     def _locked(
         self, group: Group, partition_id: int, decide: Callable[[Locked], T], *, flush: bool = False
     ) -> T:
-        origin: Origin | None = None
+        return self._each_locked(group, [partition_id], lambda each: decide(each[partition_id]), flush)
+
+    def _each_locked(
+        self,
+        group: Group,
+        partition_ids: Sequence[int],
+        decide: Callable[[Mapping[int, Locked]], T],
+        flush: bool,
+    ) -> T:
+        """Decide in one transaction. Whoever locks several rows does so in the same order: none waits for
+        another that waits for it."""
+        origins: dict[int, Origin] = {}
         while True:
             try:
                 with self._session.write(Area.PROGRESS, flush=flush) as tx:
-                    locked = Locked(tx, group, partition_id, origin, flush)
-                    decided = decide(locked)
-                    locked.save()
+                    rows = zip(partition_ids, lock_each(tx, group.id, partition_ids), strict=True)
+                    each = {one: Locked(tx, group, one, raw, origins.get(one), flush) for one, raw in rows}
+                    decided = decide(each)
+                    for locked in each.values():
+                        locked.save()
                     return decided
             except NeedsFlushError:
                 flush = True
             except NeedsStartError as found:
-                origin = self._catalog.origin_of(group.id, partition_id)
-                if origin.generation != group.generation:
-                    raise reset_meanwhile(group) from None
-                if group.settings.mode == "ordered":
-                    self._pass_gate(group, partition_id)
-                    if found.generation is not None and found.generation < origin.since:
-                        self._fence_successors(group, partition_id)
+                origins[found.partition_id] = self._origin(group, found)
+
+    def _origin(self, group: Group, untouched: NeedsStartError) -> Origin:
+        """Return where a partition begins that was not touched in this generation, if it may begin."""
+        partition_id, before = untouched.partition_id, untouched.generation
+        origin = self._catalog.origin_of(group.id, partition_id)
+        if origin.generation != group.generation:
+            raise reset_meanwhile(group) from None
+        if group.settings.mode == "ordered":
+            self._pass_gate(group, partition_id)
+            if before is not None and before < origin.since:
+                self._fence_successors(group, partition_id)
+        return origin
 
     # ---- the gate (I10) ----
 
@@ -402,7 +406,7 @@ class SqlProgress:
                 if row is None or row[0] >= group.generation:  # its holder has begun in this generation
                     continue
                 if row[0] >= origin.since:
-                    locked = Locked(tx, between, partition_id, origin, flush=True)
+                    locked = Locked(tx, between, partition_id, row, origin, flush=True)
                     ordered.hand_over(locked, locked.row.holder.token)
                     locked.save()
                     continue
@@ -530,8 +534,36 @@ class SqlProgress:
             return tx.run(_DEAD.format(what="DELETE"), since_ms)
 
 
-def _acks(spans: Sequence[Span]) -> list[Settlement]:
-    return [Settlement(Kind.ACK, first, last) for first, last in spans]
+def _poll(locked: Locked, group: Group, ask: Ask, log_start: int, waited_ms: int | None) -> Granted:
+    lease_ms = group.settings.lease_ms
+    if locked.row.holder.until:  # the group was ordered
+        ordered.leave_order(locked)
+    locked.skip_to(log_start)
+    if again := locked.held(ask.token):
+        return locked.hand_out_again(again, lease_ms)
+    looks = locked.looks and not ask.fresh
+    due = locked.where("visible_at <= ?", locked.now, limit=_DUE_ROWS) if looks else []
+    before, safe = locked.row.cursor, locked.safe(due, lease_ms)
+    change = delivery.poll(before, safe, locked.now, ask, group.terms)
+    if change.leaving or any(map(_SPENT, change.granted)):
+        locked.must_flush()
+    if waited_ms is not None and change.cursor > before:
+        locked.note_wait(waited_ms, change.cursor - before)
+    if change.cursor != before or change.drop:
+        locked.apply(change)
+    if looks and len(due) < _DUE_ROWS:
+        locked.look_up_due()
+    next_due = locked.row.next_due
+    if len(safe) < len(due) and not change.granted:  # else whoever waits would ask again at once
+        next_due = locked.due_when_safe(lease_ms)
+    until = locked.now + lease_ms
+    return Granted(
+        change.granted, change.leaving, change.unplaced, next_due, change.draining, until=until
+    )  # fmt: skip
+
+
+def _settling(group: Group) -> Callable[[Locked, Group, int, Sequence[Settlement]], Settled]:
+    return ordered.settle if group.settings.mode == "ordered" else _settle
 
 
 def _settle(locked: Locked, group: Group, token: int, settlements: Sequence[Settlement]) -> Settled:

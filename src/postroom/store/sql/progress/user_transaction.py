@@ -28,7 +28,7 @@ from ....model.delivery.delivery import Kind, Settlement
 from ...contract.values import Group
 from ..identity import uuid_of
 from ..session import Row, Session, Transaction
-from .locked import Locked, NeedsStartError
+from .locked import Locked, NeedsStartError, lock
 
 __all__ = ["Guest", "Joining", "Joins"]
 
@@ -78,7 +78,7 @@ class Joining:
         self._check_same(guest)
         tx = _GuestTransaction(self._session.dialect, guest)
         try:
-            locked = Locked(tx, group, partition_id, None, False)
+            locked = Locked(tx, group, partition_id, lock(tx, (group.id, partition_id)), None, False)
         except (NeedsStartError, GenerationChanged):  # the group was reset: it is nobody's any more
             return False
         settle = ordered.settle if group.settings.mode == "ordered" else settlement.settle

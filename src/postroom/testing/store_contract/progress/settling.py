@@ -8,12 +8,24 @@ import pytest
 
 from ....errors import StoreError
 from ....model.delivery.delivery import Kind, Settlement, Stamp
-from ....store.contract import Group, Peek, Settled, Store, Topic
+from ....model.policy.settings import GroupSettings, TopicSettings
+from ....store.contract import Group, Peek, Settled, Store, Topic, Visit, Visited
 from ..harness import LEASE, MovableClock, StoreHarness, acks, append, ask, batch, partitions, spans
 
 __all__ = ["SettleContract"]
 
 DEAD = Stamp(producer_id=77, partition_id=9)
+
+
+def wide(store: Store, count: int) -> tuple[list[int], Group]:
+    topic = store.catalog.create_topic("wide", TopicSettings(), count)
+    settings = GroupSettings(lease_ms=LEASE, max_attempts=3)
+    return partitions(topic), store.catalog.create_group(topic.name, "billing", settings)
+
+
+def made(store: Store, group: Group, *visits: Visit) -> list[Visited]:
+    found = store.progress.visit(group, visits)
+    return [one for one in found if isinstance(one, Visited)]
 
 
 class SettleContract(StoreHarness):
@@ -40,24 +52,28 @@ class SettleContract(StoreHarness):
         for token in (1, 2, 3):
             store.progress.poll(group, place, ask(token, 12, messages=4))
         later = clock.ms + 50
-        first, second, stranger, third = store.progress.settle_each(
+        (visited,) = made(
+            store,
             group,
-            place,
-            [
-                (1, acks((0, 3))),
-                (2, [*acks((4, 5)), Settlement(Kind.RETRY, 6, 6, visible_at=later)]),
-                (9, acks((7, 7))),
-                (3, [*acks((8, 10)), Settlement(Kind.MOVE, 11, 11, reason="bad", stamp=DEAD)]),
-            ],
+            Visit(
+                place,
+                [
+                    (1, acks((0, 3))),
+                    (2, [*acks((4, 5)), Settlement(Kind.RETRY, 6, 6, visible_at=later)]),
+                    (9, acks((7, 7))),
+                    (3, [*acks((8, 10)), Settlement(Kind.MOVE, 11, 11, reason="bad", stamp=DEAD)]),
+                ],
+            ),
         )
+        first, second, stranger, third = visited.settled
         assert (first, second, stranger) == (Settled(), Settled(), Settled(lost=((7, 7),)))
         assert (third.lost, spans(third.leaving)) == ((), [(11, 11)])
         backlog = store.progress.backlog(group, [place], open_spans=10)[0]
         assert (sorted(backlog.open), backlog.committed) == ([(6, 6), (7, 7), (11, 11)], 6)
-        assert store.progress.settle_each(group, place, [(1, acks((0, 3))), (2, acks((4, 5)))]) == [
-            Settled(),
-            Settled(),
-        ]
+        again = made(store, group, Visit(place, [(1, acks((0, 3))), (2, acks((4, 5)))]))
+        assert again == [Visited((Settled(), Settled()))]
+
+    # ---- visits: settle and poll in several partitions ----
 
     def test_acks_are_stored_with_the_next_poll(self, store: Store, topic: Topic, group: Group) -> None:
         """In one transaction: what a member is done with, and what it is handed next."""
@@ -65,47 +81,81 @@ class SettleContract(StoreHarness):
         append(store, log, batch(12))
         store.progress.poll(group, log, ask(1, 12, messages=4))
         store.progress.poll(group, log, ask(2, 12, messages=4))
-        asked = replace(ask(3, 12), acks=((1, ((0, 1), (3, 3))), (2, ((4, 7),)), (9, ((2, 2),))))
-        granted = store.progress.poll(group, log, asked)
-        assert spans(granted) == [(8, 11)]
-        assert granted.acked == (Settled(), Settled(), Settled(lost=((2, 2),)))
+        settles = [(1, acks((0, 1), (3, 3))), (2, acks((4, 7))), (9, acks((2, 2)))]
+        (visited,) = made(store, group, Visit(log, settles, ask(3, 12)))
+        assert visited.granted is not None and spans(visited.granted) == [(8, 11)]
+        assert visited.settled == (Settled(), Settled(), Settled(lost=((2, 2),)))
         assert store.progress.backlog(group, [log], open_spans=10)[0].open == ((2, 2), (8, 11))
-        assert store.progress.peek(group, [log])[log] == Peek(12, granted.next_due, lowest=2)
+        assert store.progress.peek(group, [log])[log] == Peek(12, visited.granted.next_due, lowest=2)
 
-    def test_a_poll_with_acks_may_be_repeated(self, store: Store, topic: Topic, group: Group) -> None:
+    def test_a_visit_may_be_repeated(self, store: Store, topic: Topic, group: Group) -> None:
         """If its answer was lost: the acks are stored already, and the deliveries are the same (I6, I7)."""
         log = partitions(topic)[0]
         append(store, log, batch(6))
         store.progress.poll(group, log, ask(1, 6, messages=4))
-        asked = replace(ask(2, 6, messages=1), acks=((1, ((0, 3),)),))
         for _ in range(2):
-            granted = store.progress.poll(group, log, asked)
-            assert (spans(granted), granted.acked) == ([(4, 4)], (Settled(),))
+            (visited,) = made(store, group, Visit(log, [(1, acks((0, 3)))], ask(2, 6, messages=1)))
+            assert visited.granted is not None
+            assert (spans(visited.granted), visited.settled) == ([(4, 4)], (Settled(),))
         assert store.progress.committed(group.id, log) == 4
 
-    def test_acks_are_stored_by_a_poll_that_finds_nothing(
+    def test_acks_are_stored_by_a_visit_that_finds_nothing(
         self, store: Store, topic: Topic, group: Group
     ) -> None:
         log = partitions(topic)[0]
         append(store, log, batch(4))
         store.progress.poll(group, log, ask(1, 4))
         for acked, committed in (((0, 2), 3), ((3, 3), 4)):
-            granted = store.progress.poll(group, log, replace(ask(2, 4), acks=((1, (acked,)),)))
-            assert (spans(granted), granted.acked) == ([], (Settled(),))
+            (visited,) = made(store, group, Visit(log, [(1, acks(acked))], ask(2, 4)))
+            assert visited.granted is not None
+            assert (spans(visited.granted), visited.settled) == ([], (Settled(),))
             assert store.progress.committed(group.id, log) == committed
-        assert granted.next_due is None
+        assert store.progress.peek(group, [log])[log].next_due is None
 
-    def test_acks_are_undone_with_the_poll_that_failed(
-        self, store: Store, topic: Topic, group: Group
-    ) -> None:
-        log = partitions(topic)[0]
-        append(store, log, batch(6))
-        store.progress.poll(group, log, ask(1, 6, messages=4))
-        asked = replace(ask(2, 6), acks=((1, ((0, 3),)),))
+    def test_several_partitions_are_visited_at_once(self, store: Store) -> None:
+        """In whatever order they are named, also those that the group has not polled yet."""
+        (first, second, third), group = wide(store, 3)
+        for log in (first, second, third):
+            append(store, log, batch(4))
+        store.progress.poll(group, second, ask(1, 4, messages=2))
+        store.progress.poll(group, third, ask(1, 4, messages=3))
+        found = made(
+            store,
+            group,
+            Visit(third, [(1, acks((0, 2)))], ask(2, 4), waited_ms=5),
+            Visit(second, [(1, acks((0, 0)))]),
+            Visit(first, ask=ask(2, 4, messages=2)),
+        )
+        assert [one.granted and spans(one.granted) for one in found] == [[(3, 3)], None, [(0, 1)]]
+        assert [one.settled for one in found] == [(Settled(),), (Settled(),), ()]
+        assert [store.progress.committed(group.id, log) for log in (first, second, third)] == [0, 1, 3]
+
+    def test_what_is_visited_at_once_is_undone_at_once(self, store: Store) -> None:
+        (first, second), group = wide(store, 2)
+        for log in (first, second):
+            append(store, log, batch(6))
+            store.progress.poll(group, log, ask(1, 6, messages=4))
+        visits = [Visit(log, [(1, acks((0, 3)))], ask(2, 6)) for log in (first, second)]
         with self.failing_commits(store), pytest.raises(StoreError):
-            store.progress.poll(group, log, asked)
-        assert store.progress.committed(group.id, log) == 0
-        assert spans(store.progress.poll(group, log, asked)) == [(4, 5)]
+            store.progress.visit(group, visits)
+        assert [store.progress.committed(group.id, log) for log in (first, second)] == [0, 0]
+        found = made(store, group, *visits)
+        assert [one.granted and spans(one.granted) for one in found] == [[(4, 5)], [(4, 5)]]
+
+    def test_a_visit_for_new_messages_leaves_what_is_due(
+        self, store: Store, place: int, group: Group, clock: MovableClock
+    ) -> None:
+        append(store, place, batch(6))
+        store.progress.poll(group, place, ask(1, 6, messages=2))
+        retry = Settlement(Kind.RETRY, 0, 0, visible_at=clock.ms)
+        store.progress.settle(group, place, 1, [retry, *acks((1, 1))])
+        fresh = replace(ask(2, 6, messages=3), fresh=True)
+        (visited,) = made(store, group, Visit(place, ask=fresh))
+        assert visited.granted is not None and spans(visited.granted) == [(2, 4)]
+        assert visited.granted.next_due is not None and visited.granted.next_due <= clock.ms
+        assert spans(store.progress.poll(group, place, ask(3, 6))) == [(0, 0), (5, 5)]
+
+    # ---- other verdicts ----
 
     def test_several_are_settled_at_once(
         self, store: Store, place: int, group: Group, clock: MovableClock
