@@ -79,11 +79,15 @@ class _Producing:
             await asyncio.sleep(random.random() * pause_s)
 
     async def _post(self, producer: postroom.Producer, messages: list[postroom.Message]) -> None:
-        """Each is noted when its own receipt comes."""
-        receipts = [(await producer.post(**_arguments(message)), message) for message in messages]
-        for receipt, message in receipts:
-            await receipt
-            self._journal.note("confirmed", _values([message]))
+        """Each is noted when its own receipt comes. Whatever fails, nothing of them is under way afterwards:
+        a list goes by another producer, and might overtake them."""
+        try:
+            receipts = [(await producer.post(**_arguments(message)), message) for message in messages]
+            for receipt, message in receipts:
+                await receipt
+                self._journal.note("confirmed", _values([message]))
+        finally:
+            await producer.flush()
 
     def _message(self) -> postroom.Message:
         key = f"{self._name}.k{random.randrange(_KEYS)}"

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections import deque
 from collections.abc import Coroutine
 from typing import Any, Protocol, cast
@@ -118,8 +117,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=1 << 20)
-        if (raw := transport.get_extra_info("socket")) is not None:
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._session = self._host.session(from_loopback(transport), certificate_name(transport))
         self._session.host = f"/{peer_of(transport).rpartition(':')[0]}"
         self._transport.pause_reading()  # until it is known how much may be read

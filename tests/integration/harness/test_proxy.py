@@ -69,6 +69,26 @@ def test_bytes_go_both_ways(ends: Ends) -> None:
     assert client.recv(10) == b"pong"
 
 
+def test_a_request_in_two_pieces_is_not_kept_until_the_first_is_acknowledged(ends: Ends) -> None:
+    """Drivers write so. Each would take 40 ms, and a database behind the proxy some 10 acks a second."""
+    client, server = ends
+    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as drivers do
+    took = sorted(_asked_in_two_pieces(client, server) for _ in range(41))
+    assert took[20] < 0.02, took
+
+
+def _asked_in_two_pieces(client: socket.socket, server: socket.socket) -> float:
+    """Seconds until the answer is there; the first piece is through before the second follows."""
+    began = time.monotonic()
+    client.sendall(b"begin")
+    assert server.recv(10) == b"begin"
+    client.sendall(b"ask")
+    assert server.recv(10) == b"ask"
+    server.sendall(b"told")
+    assert client.recv(10) == b"told"
+    return time.monotonic() - began
+
+
 def test_more_than_any_buffer_holds_goes_through(ends: Ends) -> None:
     client, server = ends
     data = bytes(range(256)) * 40_000

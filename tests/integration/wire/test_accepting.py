@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import resource
+import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -44,6 +45,28 @@ async def echoed(port: int, tls: ssl.SSLContext | None = None) -> bytes:
 
 def accepting(**more: Any) -> Acceptor:
     return Acceptor(listen("127.0.0.1", 0, "", "choose another port"), Echo, **more)
+
+
+@LOOPS
+def test_an_answer_in_pieces_leaves_at_once(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """Or the second waits for the acknowledgement of the first: 40 ms, of every answer over HTTP."""
+    undelayed: list[bool] = []
+
+    class Noted(Echo):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            line = transport.get_extra_info("socket")
+            undelayed.append(line.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0)
+
+    async def run() -> None:
+        acceptor = Acceptor(listen("127.0.0.1", 0, "", "choose another port"), Noted)
+        assert await echoed(acceptor.port) == b"hello"
+        acceptor.close()
+        await acceptor.wait_closed()
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(run())
+    assert undelayed == [True]
 
 
 @LOOPS

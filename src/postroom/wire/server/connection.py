@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, Protocol, cast
@@ -101,8 +100,6 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by its class
         self._transport.set_write_buffer_limits(high=1 << 20)
-        if (raw := transport.get_extra_info("socket")) is not None:
-            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._host.joined(self)
 
     def data_received(self, data: bytes) -> None:
