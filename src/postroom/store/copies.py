@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -127,12 +127,12 @@ def users_of(files: Iterable[Path]) -> list[int]:
     paths = [str(file.resolve()) for file in files]
     wanted = {*paths, *(f"{path} (deleted)" for path in paths)}
     found = set()
-    for opened in Path("/proc").glob("[0-9]*/fd/*"):
-        try:
-            if os.readlink(opened) in wanted:
-                found.add(int(opened.parts[2]))
-        except OSError:  # it has ended, or is not ours
-            continue
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is not ours
+            for number in os.listdir(process / "fd"):
+                with suppress(OSError):  # it was closed
+                    if os.readlink(process / "fd" / number) in wanted:
+                        found.add(int(process.name))
     return sorted(found)
 
 
