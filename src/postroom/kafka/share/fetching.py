@@ -162,7 +162,7 @@ class ShareDeliveries:
         if not wanted:
             return
         given: list[tuple[PartitionOf, Acquired]] = []
-        if request.max_bytes > 0 and session.in_flight < _MOST_IN_FLIGHT and self._sessions.has_room:
+        if request.max_bytes > 0 and session.in_flight < _MOST_IN_FLIGHT and self._sessions.has_room(who):
             asked = self._polls(who, session, request, wanted, most_bytes, wait_ms)
             for topic, poll, reply in await self._first(asked):
                 if isinstance(reply, PostroomError):
