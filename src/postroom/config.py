@@ -201,6 +201,7 @@ class WireTuning:
     kafka_longest_session_ms: int = 1_800_000  # Kafka has 6 s, which its clients' own tests do not keep
     kafka_share_beat_ms: int = 5_000  # a consumer of a share group is heard of so often, as Kafka wants it,
     kafka_share_session_ms: int = 45_000  # and gone after so long of silence
+    kafka_share_sweep_ms: int = 1_000  # leases that ended are looked for in all sessions no more often: 4,000
     kafka_share_idle_ms: int = 120_000  # its session gives way to another's after so long, if it must
     kafka_shortest_lease_ms: int = 1_000  # that its group may be configured with
     kafka_release_ms: int = 1_000  # what it releases comes again at once, then after this, doubled each time,

@@ -54,7 +54,11 @@ class KafkaServer:
         self.coordinator: Coordinator
         self.tuning = listening.tuning
         loop = asyncio.get_running_loop()
-        self.share_sessions = ShareSessions(lambda: int(loop.time() * 1000), self.tuning.kafka_share_idle_ms)
+        self.share_sessions = ShareSessions(
+            lambda: int(loop.time() * 1000),
+            self.tuning.kafka_share_idle_ms,
+            sweep_ms=self.tuning.kafka_share_sweep_ms,
+        )
         self.share_members = ShareMembers(self.share_sessions.now, self.tuning)
         self.shared_by_name = SharedByName(broker)
         self.pending_bytes = 0  # of requests under way

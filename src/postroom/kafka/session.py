@@ -129,7 +129,7 @@ class Session:
         broker, topics = door.broker, door.topics
         self._producing = Producing(broker, topics, self._permit, self._told)
         self._reading = Reading(broker, topics, self._permit)
-        self._share_groups = ShareGroups(broker, self._permit, door.tuning, door.shared_by_name)
+        self._share_groups = ShareGroups(broker, self._permit, self._name, door.tuning, door.shared_by_name)
         self._administration = Administration(broker, topics, self._permit, door.cluster, self._share_groups)
         create = self._administration.create
         self._describing = Describing(door.cluster, topics, self._permit, self._visible, create)

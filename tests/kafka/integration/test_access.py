@@ -33,10 +33,10 @@ async def mq(tmp_path: Path) -> Any:
         yield mq
 
 
-def allow(mq: postroom.Connection, *permissions: str) -> str:
+def allow(mq: postroom.Connection, *permissions: str, name: str = "shop") -> str:
     token = new_token()
     granted = tuple(parse_permission(one) for one in permissions)
-    mq._endpoint.store.access.add(Principal("shop", granted), hash_of(token))  # type: ignore[attr-defined]
+    mq._endpoint.store.access.add(Principal(name, granted), hash_of(token))  # type: ignore[attr-defined]
     return token
 
 

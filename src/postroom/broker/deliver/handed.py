@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from dataclasses import field
 
 from ...config import DEFAULTS
-from ...endpoint.values import Grant, Lease, PollRequest, Settle
+from ...endpoint.values import Grant, Lease, PollRequest, Settle, Verdict
 from ...model.delivery.delivery import Ask, Delivery, Span, Stamp
 from ...model.frozen import dataclass
 from ...model.policy.slow_lane import LaneView
 from ...store.contract import Group, StoredBatch, Topic
 
 __all__ = [
-    "WHOLE", "Departure", "Fresh", "Handed", "Outcome", "PartialPoll", "PollAcks", "PollBudget", "new_stamp",
+    "WHOLE", "Departure", "Fresh", "Handed", "Outcome", "PartialPoll", "PollAcks", "PollBudget",
+    "ReadRelease", "new_stamp",
 ]  # fmt: skip
 
 WHOLE = 2**31  # no limit on bytes
@@ -28,6 +29,12 @@ class PartialPoll(PollRequest):
 
     only: frozenset[int] = frozenset()  # ids of partitions
     whole: bool = False  # as many messages as it asks for, and the rest of the last one's batch
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRelease(Verdict):
+    """A release of what the client may have read: its next delivery is not shown as the first, as Kafka's
+    clients expect. It counts for nothing else (I14)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,17 @@ from ...store.contract import (
 )
 from ..moves.departures import FarRetries, SettingAside
 from ..topology.catalog_cache import CatalogCache, Source
-from .handed import Departure, Fresh, Handed, Outcome, PartialPoll, PollAcks, PollBudget, new_stamp
+from .handed import (
+    Departure,
+    Fresh,
+    Handed,
+    Outcome,
+    PartialPoll,
+    PollAcks,
+    PollBudget,
+    ReadRelease,
+    new_stamp,
+)
 from .parked import ParkedLines
 from .readable import TailCache, Unread, fitted
 
@@ -520,6 +530,7 @@ def _settlement(verdict: Verdict, now: int, target: Topic | None) -> Settlement:
         reason=as_reason(verdict.reason),
         stamp=new_stamp(target),
         line=verdict.line,
+        shown=isinstance(verdict, ReadRelease),
     )
 
 

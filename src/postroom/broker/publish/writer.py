@@ -30,7 +30,7 @@ from queue import SimpleQueue
 from ...config import Limits
 from ...endpoint.endpoint import Told
 from ...errors import ClosedError, PostroomError, StoreBusy, StoreError, StoreUnavailable
-from ...model.messages.batch import read_header, with_base_offset
+from ...model.messages.batch import read_header
 from ...model.policy.fair_queue import TURN_BYTES, FairQueue
 from ...store.contract import Append, Appended, Log, StoredBatch
 from ..deliver.readable import TailCache
@@ -258,7 +258,7 @@ class Writer:
                 header = pending.append.header or read_header(batch)
                 records = header.records - len(result.repeats)
                 if not result.repeats:  # else what is stored is another batch
-                    data = with_base_offset(batch, result.base_offset)
+                    data = pending.append.at(result.base_offset)
                     stored = StoredBatch(result.base_offset, records, result.appended_at, data)
                     self._tail.add(partition_id, stored)
                 ends[partition_id] = result.base_offset + records

@@ -96,9 +96,11 @@ class RouteChanges:
 
     def _emptiest(self, route: Route, here: str) -> str:
         """Of the other shards that take partitions the one with the fewest of this topic, then of all."""
-        found = [s for s in self._store.shards() if s.name != here and s.state == "open" and not s.away]
+        states = self._store.shards()
+        found = [s for s in states if s.name != here and s.state == "open" and not s.away]
         mine = Counter(piece.shard for piece in route.ranges)
         if not found:
+            _refuse_away(states, here, "move it")
             raise InvalidSetting(
                 "there is no other shard that takes partitions: add one with connect(url, shards={…}), or "
                 "open one that is being drained (`postroom shard list` shows them)",
@@ -325,6 +327,20 @@ class RouteHelp:
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
 
 
+def _refuse_away(states: Iterable[ShardState], here: str, what: str) -> None:
+    """StoreUnavailable if another shard than this would take partitions, and is away."""
+    for state in states:
+        if state.name != here and state.state == "open" and state.away:
+            away = f"shard {state.name or FIRST_SHARD!r} is away, and no other takes partitions now"
+            raise StoreUnavailable(
+                f"{away}: start its database and {what} once `postroom shard list` shows it open, or add "
+                "another shard with connect(url, shards={…})",
+                shard=state.name,
+                _served=f"{away}: {what} once `postroom shard list` shows it open, or ask the operator of "
+                "the brokers to add another shard",
+            )
+
+
 def shard_name(shown: str) -> str:
     """A shard's name as the store has it."""
     return "" if shown == FIRST_SHARD else shown
@@ -388,6 +404,7 @@ class Drain:
                 shard=name,
             )
         if not any(s.name != name and s.state == "open" and not s.away for s in states):
+            _refuse_away(states, name, "drain this one")
             raise InvalidSetting(
                 f"shard {shown!r} cannot be drained: no other shard takes partitions now; add one, or open "
                 "one again"

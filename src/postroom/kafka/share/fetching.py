@@ -2,7 +2,8 @@
 
 A fetch is a poll of the group, as native members do it: the lease is the group's, the delivery count is the
 attempt, and batches are sent whole, unopened, beside the offsets that are acquired. A consumer that falls
-silent settles nothing: its leases end (I14). One that closes its session gives back what it has.
+silent settles nothing: its leases end (I14). One that closes its session gives back what it has, which is no
+failure; but the next delivery is not its first, as with Kafka.
 
 Must never forget an offset that it was given. Whatever a request names is bounded before it is looked up
 (I22).
@@ -19,7 +20,7 @@ from uuid import UUID
 from ...broker.deliver.handed import PartialPoll
 from ...broker.served import Servable
 from ...config import DEFAULTS
-from ...endpoint.values import PollReply, Verdict
+from ...endpoint.values import PollReply, Verdict, released
 from ...errors import PostroomError, UnknownGroup
 from ...model.share_session import CLOSES, OPENS, Acquired, PartitionOf, ShareSession
 from ...model.topology.names import share_group
@@ -72,6 +73,7 @@ class ShareDeliveries:
         self._permit, self._who = permit, who
         self._settling = settling
         self._polled = 0  # each time another topic comes first
+        self._returning: set[asyncio.Future[None]] = set()  # what is given back just now
 
     # ---- requests ----
 
@@ -88,7 +90,7 @@ class ShareDeliveries:
                 self._sessions.check_partitions(who)
             await self._acknowledge(who, session, request, answer)
             if request.share_session_epoch == CLOSES:
-                await self._settling.give_back(share_group(who[1]), session.drained())
+                await self._settling.give_back(share_group(who[1]), session.drained(), sent=True)
             elif request.max_records > 0 and not getattr(request, "is_renew_ack", False):
                 await self._hand_out(who, session, request, answer, most_bytes, fits)
         except ShareError as error:
@@ -102,7 +104,7 @@ class ShareDeliveries:
             session = self._sessions.begin(who, request.share_session_epoch, opens=False)
             await self._acknowledge(who, session, request, answer)
             if request.share_session_epoch == CLOSES:
-                await self._settling.give_back(share_group(who[1]), session.drained())
+                await self._settling.give_back(share_group(who[1]), session.drained(), sent=True)
         except ShareError as error:
             return Sharing(answer.lease_ms, error.code, error.message)
         return answer
@@ -160,7 +162,7 @@ class ShareDeliveries:
         if not wanted:
             return
         given: list[tuple[PartitionOf, Acquired]] = []
-        if request.max_bytes > 0 and session.in_flight < _MOST_IN_FLIGHT and self._sessions.has_room:
+        if request.max_bytes > 0 and session.in_flight < _MOST_IN_FLIGHT and self._sessions.has_room(who):
             asked = self._polls(who, session, request, wanted, most_bytes, wait_ms)
             for topic, poll, reply in await self._first(asked):
                 if isinstance(reply, PostroomError):
@@ -175,7 +177,7 @@ class ShareDeliveries:
         if not fits(answer.size):  # it asks again
             for partition, one in given:
                 session.give_up(partition, one)
-            await self._settling.give_back(share_group(who[1]), [one for _, one in given])
+            await self._settling.give_back(share_group(who[1]), [one for _, one in given], sent=False)
             answer.emptied()
         elif not answer.told():  # what it has is to be settled first (I14), and it asks on and on
             await asyncio.sleep(max(0.0, deadline - loop.time()))
@@ -234,10 +236,14 @@ class ShareDeliveries:
                 done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 if any(_was_given(one) for one in done):
                     break
-        finally:
-            for one in tasks:
+            for one in pending:
                 one.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+        except asyncio.CancelledError:  # the client is gone
+            for (_, poll), one in zip(asked, tasks, strict=True):
+                if not one.cancel() and _was_given(one):
+                    self._give_back(poll, one.result())
+            raise
         found: list[_Ended] = []
         for (topic, poll), reply in zip(asked, ended, strict=True):
             if isinstance(reply, PollReply | PostroomError):
@@ -245,6 +251,17 @@ class ShareDeliveries:
             elif not isinstance(reply, asyncio.CancelledError):
                 raise reply
         return found
+
+    def _give_back(self, poll: PartialPoll, reply: PollReply) -> None:
+        """Nobody was told of it: others need not wait for the lease to end."""
+        given = [
+            ((one.topic, one.partition_id, one.token), v)
+            for one in released(poll, reply.grants)
+            for v in one.verdicts
+        ]
+        task = asyncio.ensure_future(self._settling.quietly(poll.topic, poll.group, given))
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
 
     def _refuse(self, answer: Sharing, topic: WantedTopic, error: PostroomError) -> None:
         """Clients take few codes there; this one makes them look for the broker again, and ask again."""

@@ -15,6 +15,7 @@ from ...broker.served import Servable
 from ...broker.topology.catalog_cache import Listed
 from ...config import DEFAULTS, WireTuning
 from ...errors import GroupExists, InvalidSetting, LimitReached, PermissionDenied, PostroomError, UnknownGroup
+from ...model.policy.fair_shares import FairShares
 from ...model.policy.settings import GroupWish, Start
 from ...model.topology.names import base_of, is_internal, share_group
 from ...store.contract import Group
@@ -31,6 +32,7 @@ _START, _LEASE, _ATTEMPTS = (
     "share.delivery.count.limit",
 )
 _LATEST, _EARLIEST = "latest", "earliest"
+_OTHERS = ""  # whoever made a group, if it is not known
 _KAFKAS_ATTEMPTS = 5  # Kafka's own default: its clients count with it
 _MOST_ATTEMPTS = 10_000
 _STRING, _INT = 2, 3  # types of a config
@@ -91,13 +93,15 @@ def _shared(listed: Listed) -> dict[str, list[Group]]:
 class SharedByName:
     """The groups in mode "shared", by name, for all connections of a broker.
 
-    Sorted out once for as long as nothing changes: a request may name thousands of groups (I22).
+    Sorted out once for as long as nothing changes: a request may name thousands of groups (I22). Who has made
+    which is known for as long as the broker lives, so that no principal makes more than half of what is left.
     """
 
     def __init__(self, broker: Servable) -> None:
         self._broker = broker
         self._listed: Listed | None = None
         self._named: dict[str, list[Group]] = {}
+        self._made_by: dict[str, str] = {}  # principals, by the names of groups
 
     async def get(self) -> Mapping[str, list[Group]]:
         listed: Listed = await self._broker.in_thread(self._broker.listing.look)
@@ -105,18 +109,37 @@ class SharedByName:
             self._listed, self._named = listed, _shared(listed)
         return self._named
 
+    async def check_room(self, name: str, principal: str) -> None:
+        """LimitReached if it is a new one, and that principal may make no more."""
+        there = await self.get()
+        if name in there:
+            return
+        if len(self._made_by) > 2 * _MOST:  # of groups that are gone, or were never made
+            self._made_by = {one: who for one, who in self._made_by.items() if one in there}
+        shares = FairShares()
+        for one in there:
+            shares.take(self._made_by.get(one, _OTHERS), 1)
+        if not shares.room(principal, _MOST):
+            raise LimitReached(
+                f"there are {len(there):,} share groups of {_MOST:,}, and a client makes no more than half "
+                "of what others leave: delete some that nobody needs"
+            )
+        self._made_by[name] = principal
+
 
 class ShareGroups:
-    """The share groups, for one connection. `permit`: operation and topic (None: the queue)."""
+    """The share groups, for one connection. `permit`: operation and topic (None: the queue); `who`: the
+    client's principal."""
 
     def __init__(
         self,
         broker: Servable,
         permit: Callable[[str, str | None], None],
+        who: Callable[[], str],
         tuning: WireTuning,
         shared: SharedByName,
     ) -> None:
-        self._broker, self._permit, self._tuning = broker, permit, tuning
+        self._broker, self._permit, self._who, self._tuning = broker, permit, who, tuning
         self._shared = shared
 
     async def all(self) -> dict[str, list[Group]]:
@@ -150,9 +173,7 @@ class ShareGroups:
             return
         except UnknownGroup:
             pass
-        shared = await self._shared.get()
-        if native not in shared and len(shared) >= _MOST:
-            raise LimitReached(f"there are {_MOST:,} share groups: delete some that nobody needs")
+        await self._shared.check_room(native, self._who())
         kept = await self._broker.in_thread(store.kafka_groups.share_group, name)
         if kept is None and native != name:
             await self._keep(ShareGroup(name, {}))

@@ -25,6 +25,7 @@ from ...errors import (
     UnknownGroup,
     UnknownTopic,
 )
+from ...model.policy.fair_shares import FairShares
 from ...model.policy.settings import GroupWish
 from ...model.share_session import next_epoch
 from ...model.topology.names import check_topic, share_group
@@ -69,7 +70,7 @@ class ShareMembers:
         self._now, self._silent_ms = now, tuning.kafka_share_session_ms
         self._known: dict[tuple[str, str], _Member] = {}  # whoever was heard of last is the last
         self._groups: dict[str, dict[str, _Member]] = {}
-        self._subscribed = 0  # topics of all of them
+        self._members, self._subscribed = FairShares(), FairShares()  # and topics that they subscribe to
 
     def heard(self, group: str, id: str) -> _Member | None:
         """The member, which is heard of now."""
@@ -84,25 +85,34 @@ class ShareMembers:
         """Know a member, instead of whoever had its name. ShareError if there are too many."""
         self.leave(group, member.id)
         self._forget_silent()
-        if len(self._known) >= _MOST_MEMBERS:
-            raise ShareError(Code.GROUP_MAX_SIZE_REACHED, "this broker has too many members: add a broker")
+        if not self._members.room(member.owner, _MOST_MEMBERS):
+            raise ShareError(
+                Code.GROUP_MAX_SIZE_REACHED,
+                f"this broker has {len(self._known):,} members, and a client has no more than half of what "
+                "others leave: close some, or add a broker",
+            )
         member.heard_at = self._now()
+        self._members.take(member.owner, 1)
         self._known[group, member.id] = member
         self._groups.setdefault(group, {})[member.id] = member
 
     def subscribe(self, member: _Member, topics: tuple[str, ...]) -> None:
-        """Keep what a member subscribes to. ShareError if that is too much, with what all others do."""
-        subscribed = self._subscribed - len(member.topics) + len(topics)
-        if subscribed > max(self._subscribed, _MOST_SUBSCRIBED):
+        """Keep what a member subscribes to. ShareError if that is more, and there is no room for it."""
+        more = len(topics) - len(member.topics)
+        if more > 0 and more > self._subscribed.room(member.owner, _MOST_SUBSCRIBED):
             raise ShareError(
                 Code.GROUP_MAX_SIZE_REACHED,
-                f"the members that this broker has subscribe to {self._subscribed:,} topics: add a broker",
+                f"the members that this broker has subscribe to {self._subscribed.total:,} topics, and a "
+                "client has no more than half of what others leave: subscribe to fewer, or add a broker",
             )
-        self._subscribed, member.topics = subscribed, topics
+        self._subscribed.take(member.owner, more)
+        member.topics = topics
 
     def leave(self, group: str, id: str) -> None:
         member = self._known.pop((group, id), None)
-        self._subscribed -= 0 if member is None else len(member.topics)
+        if member is not None:
+            self._members.take(member.owner, -1)
+            self._subscribed.take(member.owner, -len(member.topics))
         members = self._groups.get(group, {})
         members.pop(id, None)
         if not members:

@@ -1,15 +1,18 @@
 """The sessions of all consumers of share groups on this broker, by who they are, their group and their name.
 
 Kept in memory, and gone with the broker: a client whose session is not known opens a new one, and what it had
-acquired comes again when its lease ends. Bounded: whoever was silent for longest gives way, if it has been
-so for a while; else a new one is refused, as Kafka does. So is what all of them want and have together: a
-session names partitions and holds offsets, and one client may open many.
+acquired comes again when its lease ends. Bounded, together with what they want and have: a session names
+partitions and holds offsets, and one client may open many. Of all that a principal has no more than half of
+what the others leave, so that none keeps another out (I22). A new session that finds no room takes that of
+one that was silent for a while, of the same principal unless there is none for anybody; else it is refused,
+as Kafka does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...model.policy.fair_shares import FairShares
 from ...model.share_session import CLOSES, OPENS, EpochError, ShareSession
 from ..apis import Code
 
@@ -18,7 +21,7 @@ __all__ = ["ShareError", "ShareSessions", "Who"]
 Who = tuple[str, str, str]
 """The principal, the share group, and the name that the client has given itself."""
 
-_MOST = 2_000  # Kafka's own limit
+_MOST = 4_000  # so that a principal that is alone has as many as Kafka allows
 _MOST_PARTITIONS = 200_000  # that all sessions name
 _MOST_IN_FLIGHT = 1_000_000  # offsets that all consumers have acquired
 
@@ -32,14 +35,17 @@ class ShareError(Exception):
 
 
 class ShareSessions:
-    """`now`: milliseconds of a clock that does not step. `idle_ms`: after so long of silence one may go."""
+    """`now`: milliseconds of a clock that does not step. `idle_ms`: after so long of silence one may go.
 
-    def __init__(self, now: Callable[[], int], idle_ms: int, most: int = _MOST) -> None:
+    `sweep_ms`: all are searched for leases that ended no more often than that."""
+
+    def __init__(self, now: Callable[[], int], idle_ms: int, most: int = _MOST, *, sweep_ms: int = 0) -> None:
         self.now = now
-        self._idle_ms, self._most = idle_ms, most
+        self._idle_ms, self._most, self._sweep_ms = idle_ms, most, sweep_ms
         self._known: dict[Who, ShareSession] = {}  # the one that was used last is the last
         self._counted: dict[Who, tuple[int, int]] = {}  # partitions and offsets of each
-        self._partitions = self._in_flight = 0  # of all
+        self._sessions, self._partitions, self._in_flight = FairShares(), FairShares(), FairShares()
+        self._swept_at = 0  # leases that ended were forgotten then
 
     def begin(self, who: Who, epoch: int, *, opens: bool) -> ShareSession:
         """The session of a request. ShareError if it cannot be continued, or (`opens`) begun."""
@@ -56,52 +62,82 @@ class ShareSessions:
         session.used_at = self.now()
         session.forget_ended(session.used_at)
         if epoch == CLOSES:
-            del self._known[who]
-        self.count(who)
+            self._forget(who)
+        else:
+            self.count(who)
         return session
 
     def count(self, who: Who) -> None:
-        """A session has changed, or is gone: what all of them want and have is known again."""
+        """A session has changed: what its principal wants and has is known again."""
         session = self._known.get(who)
-        partitions, in_flight = self._counted.pop(who, (0, 0))
-        self._partitions -= partitions
-        self._in_flight -= in_flight
-        if session is not None:
-            self._counted[who] = now = len(session.partitions), session.in_flight
-            self._partitions += now[0]
-            self._in_flight += now[1]
+        if session is not None:  # it may have gone while somebody waited
+            self._change(who, (len(session.partitions), session.in_flight))
+
+    def _change(self, who: Who, now: tuple[int, int]) -> None:
+        before = self._counted.get(who, (0, 0))
+        self._counted[who] = now
+        self._partitions.take(who[0], now[0] - before[0])
+        self._in_flight.take(who[0], now[1] - before[1])
 
     def check_partitions(self, who: Who) -> None:
-        """ShareError, and the session names none, if all of them name too many."""
-        self.count(who)
-        if self._partitions > _MOST_PARTITIONS:
-            self._known[who].partitions.clear()
+        """ShareError, and the session names none, if it names more than before and there is no room."""
+        session = self._known[who]
+        more = len(session.partitions) - self._counted[who][0]
+        if more > 0 and more > self._partitions.room(who[0], _MOST_PARTITIONS):
+            session.partitions.clear()
             self.count(who)
             raise ShareError(
                 Code.SHARE_SESSION_LIMIT_REACHED,
-                f"this broker's sessions name {self._partitions:,} partitions: close some, or add a broker",
+                f"the sessions of this broker name {self._partitions.total:,} partitions, and a client has "
+                "no more than half of what others leave: close some, or add a broker",
             )
+        self.count(who)
 
-    @property
-    def has_room(self) -> bool:
-        """Whether consumers may acquire more."""
-        return self._in_flight < _MOST_IN_FLIGHT
+    def has_room(self, who: Who) -> bool:
+        """Return whether a consumer may acquire more."""
+        if not self._in_flight.room(who[0], _MOST_IN_FLIGHT):
+            self._forget_ended()
+        return self._in_flight.room(who[0], _MOST_IN_FLIGHT) > 0
+
+    def _forget_ended(self) -> None:
+        """Count again without leases that ended: of consumers that went silent nobody else says so."""
+        now = self.now()
+        if now - self._swept_at < self._sweep_ms:
+            return
+        self._swept_at = now
+        for who, session in self._known.items():
+            session.forget_ended(now)
+            self.count(who)
 
     def _opened(self, who: Who, epoch: int, opens: bool) -> ShareSession:
         if epoch != OPENS or not opens:
             raise ShareError(
                 Code.SHARE_SESSION_NOT_FOUND, "there is no such session: open one, with epoch 0 of ShareFetch"
             )
-        if len(self._known) >= self._most:
-            oldest, silent = next(iter(self._known.items()))
-            if self.now() - silent.used_at < self._idle_ms:
-                raise ShareError(
-                    Code.SHARE_SESSION_LIMIT_REACHED,
-                    f"this broker has {self._most} sessions of share consumers: close some, or add a broker",
-                )
-            del self._known[oldest]
-            self.count(oldest)
+        if not self._sessions.room(who[0], self._most):
+            self._forget(self._oldest(who[0]))
+        self._sessions.take(who[0], 1)
         return ShareSession()
+
+    def _oldest(self, principal: str) -> Who:
+        """A session that may go, as it was silent for long enough. ShareError if there is none."""
+        full = len(self._known) >= self._most
+        for who, session in self._known.items():
+            if self.now() - session.used_at < self._idle_ms:
+                break  # so are all that follow
+            if full or who[0] == principal:
+                return who
+        raise ShareError(
+            Code.SHARE_SESSION_LIMIT_REACHED,
+            f"this broker has {len(self._known):,} sessions of share consumers, and a client has no more "
+            "than half of what others leave: close some, or add a broker",
+        )
+
+    def _forget(self, who: Who) -> None:
+        del self._known[who]
+        self._change(who, (0, 0))
+        del self._counted[who]
+        self._sessions.take(who[0], -1)
 
     def __len__(self) -> int:
         return len(self._known)

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from ...broker.deliver.handed import ReadRelease
 from ...broker.served import Servable
 from ...config import WireTuning
 from ...endpoint.values import Beat, Held, Verdict
@@ -138,11 +139,14 @@ class Settling:
             else:
                 session.acquire((view.id, index), one.until_then(now + answer.lease_ms))
 
-    async def give_back(self, group: str, each: Iterable[Acquired]) -> None:
-        """Messages that the consumer has no use for: it was no attempt."""
+    async def give_back(self, group: str, each: Iterable[Acquired], *, sent: bool) -> None:
+        """Give back what the consumer has no use for: it was no failure. `sent`: it may have read it, and
+        whoever gets it next is not told that it is the first, as with Kafka."""
+        kind = ReadRelease if sent else Verdict
         given: dict[str, list[tuple[Key, Verdict]]] = {}
         for one in each:
-            given.setdefault(base_topic(one.topic), []).append((_key(one), _verdict(one, "release")))
+            verdict = kind("release", one.first - one.origin, one.last - one.origin)
+            given.setdefault(base_topic(one.topic), []).append((_key(one), verdict))
         for topic, some in given.items():
             await self.quietly(topic, group, some)
 
@@ -165,6 +169,6 @@ def _key(one: Acquired) -> Key:
 
 
 def _verdict(
-    one: Acquired, kind: Literal["ack", "retry", "release", "dead"], *, delay_ms: int = 0, reason: str = ""
+    one: Acquired, kind: Literal["ack", "retry", "dead"], *, delay_ms: int = 0, reason: str = ""
 ) -> Verdict:
     return Verdict(kind, one.first - one.origin, one.last - one.origin, delay_ms, reason=reason)

@@ -9,7 +9,8 @@ Rules kept here:
 - the committed offset is the lowest unsettled one; a delivery leaves only by being settled (R1, R21);
 - a live lease is never handed out a second time; an expired one is, under a new token (I7);
 - what expired is a suspect: handed out again in halves, as its member's only delivery; an expiry counts
-  towards the limit only for a single message held alone; a retry always counts, a release never (I14);
+  towards the limit only for a single message held alone; a retry always counts, a release never, though
+  one that says so shows as an attempt (I14);
 - waiting deliveries take at most half of a poll while new messages are there (I17);
 - what is to leave for another topic is stamped before it is moved (I12).
 """
@@ -233,6 +234,7 @@ class Settlement:
     stamp: Stamp | None = None  # MOVE: its target; RETRY: where it goes if that was the last attempt
     later: Stamp | None = None  # RETRY: so far away that it leaves through the schedule (I17)
     used: int = 0  # RETRY: failures that were counted before it came here through the schedule
+    shown: bool = False  # RELEASE: it may have been read, so it shows as an attempt; it is no failure (I14)
     line: Line | None = None  # PARK: what the line claims; its offsets are acked beside it
 
 

@@ -40,7 +40,8 @@ def becomes(piece: Delivery, settlement: Settlement, now: int, terms: Terms) -> 
     if settlement.kind is Kind.ACK:
         return None
     if settlement.kind is Kind.RELEASE:
-        return _waiting(piece, settlement, spent=piece.spent, failures=piece.failures)
+        spent = piece.spent + int(settlement.shown)
+        return _waiting(piece, settlement, spent=spent, failures=piece.failures)
     until = now + terms.mover_ms
     if settlement.kind is Kind.MOVE:
         assert settlement.stamp is not None, "a move says where to"

@@ -12,7 +12,7 @@ from dataclasses import field
 from ...errors import StoreError
 from ...model.delivery.delivery import Ask, Delivery, Holder, Line, Settlement, Span, Terms
 from ...model.frozen import dataclass
-from ...model.messages.batch import BatchHeader
+from ...model.messages.batch import BatchHeader, with_base_offset
 from ...model.moves.schedule import DelayedRow, Home, Planned
 from ...model.policy.settings import GroupSettings, TopicSettings
 from ...model.topology.route import Route
@@ -103,6 +103,16 @@ class Append:
     drawn: Drawn | None = None  # where its messages come from; only for stores that have `outboxes`
     producer_id: int | None = None  # whose sequence it counts in (I23); None: that of the batch's header
     header: BatchHeader | None = None  # of the batch, if somebody has read it; None: it is read there
+    _stored: dict[int, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def at(self, offset: int) -> bytes:
+        """Return the batch as it is stored at that offset. It is made once: the store writes it, and readers
+        are given the same."""
+        stored = self._stored.get(offset)
+        if stored is None:
+            self._stored.clear()  # another try
+            stored = self._stored[offset] = with_base_offset(self.batch, offset)
+        return stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,7 @@ async def test_a_request_that_opens_a_session_acknowledges_nothing(
 
 def test_sessions_are_bounded_and_the_one_that_was_silent_for_longest_gives_way() -> None:
     now = 0
-    sessions = ShareSessions(lambda: now, idle_ms=100, most=3)
+    sessions = ShareSessions(lambda: now, idle_ms=100, most=6)  # of which one that is alone has 3
     for member in "abc":
         sessions.begin(("", "g", member), 0, opens=True)
     with pytest.raises(ShareError) as refused:

@@ -243,7 +243,7 @@ class Appending:
             self._ids.stored(append, offset, records, appended_at)
         partition.rows.append(
             (offset, records, header.size, partition.next_bytes, appended_at,
-             header.first_ts, header.last_ts, append.ids or None, with_base_offset(append.batch, offset))
+             header.first_ts, header.last_ts, append.ids or None, append.at(offset))
         )  # fmt: skip
         partition.next_offset = offset + records
         partition.next_bytes += header.size
