@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any, TypeVar
 
 from ....config import DEFAULTS, Limits, StoreTuning
 from ....errors import GateClosed, StoreUnavailable
-from ....model.delivery import delivery, settlement
+from ....model.delivery import settlement
 from ....model.delivery.delivery import (
     NOBODY,
     Ask,
@@ -34,7 +33,7 @@ from ...contract import Backlog, Catalog, Granted, Group, Member, Origin, Peek, 
 from ..lists import blanks, padded, parts
 from ..log.lookups import GONE, area_of, reading_log
 from ..session import Area, Session, Transaction, empties, verbs
-from . import ordered
+from . import ordered, shared
 from .locked import (
     DELIVERY,
     ROW,
@@ -105,9 +104,6 @@ def _member_ms(group: Group, limits: Limits) -> int:
 
 T = TypeVar("T")
 
-_SPENT = attrgetter("spent")
-_SOON = (Kind.RETRY, Kind.RELEASE)  # what others may be handed afterwards
-_DUE_ROWS = 64  # deliveries looked at in one poll
 _ENTER = """INSERT INTO postroom_members (group_id, name, client, joined_at, until_ms)
             VALUES (?, ?, ?, ?, ?)"""
 _THERE = "SELECT group_id, name FROM postroom_members WHERE group_id IN ({marks})"
@@ -178,7 +174,7 @@ class SqlProgress:
         return self._locked(
             group,
             partition_id,
-            lambda one: _poll(one, group, ask, log_start, waited_ms),
+            lambda one: shared.poll(one, group, ask, log_start, waited_ms),
             flush=ask.on_delivery,
         )
 
@@ -196,12 +192,14 @@ class SqlProgress:
             for visit in visits:
                 locked, ask = each[visit.partition_id], visit.ask
                 settled = tuple([settle(locked, group, token, some) for token, some in visit.settles])
-                granted = _poll(locked, group, ask, visit.log_start, visit.waited_ms) if ask else None
+                granted = shared.poll(locked, group, ask, visit.log_start, visit.waited_ms) if ask else None
                 found.append(Visited(settled, granted))
             return found
 
         flush = any(visit.ask is not None and visit.ask.on_delivery for visit in visits)
-        return self._each_locked(group, sorted([visit.partition_id for visit in visits]), decide, flush)
+        tokens = [(visit.partition_id, token) for visit in visits for token, _ in visit.settles]
+        tokens += [(visit.partition_id, visit.ask.token) for visit in visits if visit.ask is not None]
+        return self._each_locked(group, sorted([v.partition_id for v in visits]), decide, flush, tokens)
 
     def ack_within(self, guest: Guest, group: Group, partition_id: int, token: int, offset: int) -> bool:
         return self._joining.ack(guest, group, partition_id, token, offset)
@@ -311,15 +309,20 @@ class SqlProgress:
         partition_ids: Sequence[int],
         decide: Callable[[Mapping[int, Locked]], T],
         flush: bool,
+        tokens: Sequence[tuple[int, int]] = (),
     ) -> T:
-        """Decide in one transaction. Whoever locks several rows does so in the same order: none waits for
-        another that waits for it."""
+        """Decide in one transaction. All lock rows in the same order: none waits for one that waits for it.
+
+        `tokens`, by partition: what they hold is needed."""
         origins: dict[int, Origin] = {}
         while True:
             try:
                 with self._session.write(Area.PROGRESS, flush=flush) as tx:
-                    rows = zip(partition_ids, lock_each(tx, group.id, partition_ids), strict=True)
-                    each = {one: Locked(tx, group, one, raw, origins.get(one), flush) for one, raw in rows}
+                    raws, held = lock_each(tx, group.id, partition_ids, tokens)
+                    rows = zip(partition_ids, raws, strict=True)
+                    each = {
+                        one: Locked(tx, group, one, raw, origins.get(one), flush, held) for one, raw in rows
+                    }
                     decided = decide(each)
                     for locked in each.values():
                         locked.save()
@@ -534,51 +537,8 @@ class SqlProgress:
             return tx.run(_DEAD.format(what="DELETE"), since_ms)
 
 
-def _poll(locked: Locked, group: Group, ask: Ask, log_start: int, waited_ms: int | None) -> Granted:
-    lease_ms = group.settings.lease_ms
-    if locked.row.holder.until:  # the group was ordered
-        ordered.leave_order(locked)
-    locked.skip_to(log_start)
-    if again := locked.held(ask.token):
-        return locked.hand_out_again(again, lease_ms)
-    looks = locked.looks and not ask.fresh
-    due = locked.where("visible_at <= ?", locked.now, limit=_DUE_ROWS) if looks else []
-    before, safe = locked.row.cursor, locked.safe(due, lease_ms)
-    change = delivery.poll(before, safe, locked.now, ask, group.terms)
-    if change.leaving or any(map(_SPENT, change.granted)):
-        locked.must_flush()
-    if waited_ms is not None and change.cursor > before:
-        locked.note_wait(waited_ms, change.cursor - before)
-    if change.cursor != before or change.drop:
-        locked.apply(change)
-    if looks and len(due) < _DUE_ROWS:
-        locked.look_up_due()
-    next_due = locked.row.next_due
-    if len(safe) < len(due) and not change.granted:  # else whoever waits would ask again at once
-        next_due = locked.due_when_safe(lease_ms)
-    until = locked.now + lease_ms
-    return Granted(
-        change.granted, change.leaving, change.unplaced, next_due, change.draining, until=until
-    )  # fmt: skip
-
-
 def _settling(group: Group) -> Callable[[Locked, Group, int, Sequence[Settlement]], Settled]:
-    return ordered.settle if group.settings.mode == "ordered" else _settle
-
-
-def _settle(locked: Locked, group: Group, token: int, settlements: Sequence[Settlement]) -> Settled:
-    held = locked.held(token)
-    change = settlement.settle(held, settlements, locked.now, group.terms, locked.row.cursor)
-    if change.leaving:
-        locked.must_flush()
-    lost = locked.in_other_hands(change.missing, token)
-    if change.drop:
-        locked.apply(change)
-    for one in settlements:
-        if one.kind in _SOON:
-            locked.announce()
-            break
-    return Settled(lost, change.leaving, change.unplaced)
+    return ordered.settle if group.settings.mode == "ordered" else shared.settle
 
 
 def _unsettled(
