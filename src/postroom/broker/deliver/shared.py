@@ -140,15 +140,15 @@ class Deliveries:
     def _sources(self, request: PollRequest) -> list[Source]:
         return self._catalog.sources(request.topic, request.group, lane=request.lane_messages > 0)
 
-    def _ack(self, look: PollBudget) -> None:
+    def _ack(self, budget: PollBudget) -> None:
         """Store acks that were not stored with anything that was handed out."""
-        acks = look.acks
+        acks = budget.acks
         if acks is not None and acks.outcome is None:
             try:
                 acks.outcome = self.settle(acks.topic, acks.group, acks.parts)
             except StoreUnavailable as error:  # of whatever shard: another poll would not help
                 raise StoreUnavailable(str(error)) from error
-            look.empty_handed = look.empty_handed and not acks.outcome.away
+            budget.empty_handed = budget.empty_handed and not acks.outcome.away
 
     def _poll_source(self, source: Source, look: PollBudget, handed: Handed) -> None:
         topic, group = source

@@ -66,26 +66,26 @@ def lock(tx: Transaction, key: tuple[int, int]) -> Sequence[Any] | None:
     return tx.locked(tx.dialect.newest(_LOCK, _TABLE, _KEY_COLUMNS), *key, key[-1])
 
 
-Held = dict[tuple[int, int], list[Delivery]]
-"""What tokens hold, by partition and token, lowest offset first."""
+InFlight = dict[tuple[int, int], list[Delivery]]
+"""What tokens have in flight, by partition and token, lowest offset first."""
 
 
 def lock_each(
     tx: Transaction, group_id: int, partition_ids: Sequence[int], tokens: Sequence[tuple[int, int]]
-) -> tuple[Sequence[Sequence[Any] | None], Held]:
-    """Lock the rows of several partitions, in this order; return their columns, and what these tokens hold.
+) -> tuple[Sequence[Sequence[Any] | None], InFlight]:
+    """Lock the rows of several partitions, in this order; return their columns, and what these tokens have.
 
     A server is asked for that together with the locks, which saves a round trip. Where there is none, nothing
     is asked for that may not be needed.
     """
     sql = tx.dialect.newest(_LOCK, _TABLE, _KEY_COLUMNS)
-    held: Held = {} if tx.dialect.quick else {pair: [] for pair in tokens}
-    then = [(_HELD_THERE, (token, group_id, partition_id)) for partition_id, token in held]
+    in_flight: InFlight = {} if tx.dialect.quick else {pair: [] for pair in tokens}
+    then = [(_IN_FLIGHT, (token, group_id, partition_id)) for partition_id, token in in_flight]
     rows, found = tx.locked_each(sql, [(group_id, one, one) for one in partition_ids], then)
     for partition_id, *raw in sorted(found):
         one = _delivery(tuple(raw))
-        held[partition_id, one.token].append(one)
-    return rows, held
+        in_flight[partition_id, one.token].append(one)
+    return rows, in_flight
 
 
 @dataclass(slots=True)
@@ -172,7 +172,7 @@ _FROM = f"""SELECT {_OF_DELIVERY} FROM postroom_deliveries WHERE {_KEY}
 _FIRST_FEW = "ORDER BY first_offset LIMIT ?"
 # by the index on tokens: with an order or a bound SQLite would go through all deliveries instead
 _HELD = f"SELECT {_OF_DELIVERY} FROM postroom_deliveries WHERE token = ? AND {_KEY}"
-_HELD_THERE = f"SELECT partition_id, {_OF_DELIVERY} FROM postroom_deliveries WHERE token = ? AND {_KEY}"
+_IN_FLIGHT = f"SELECT partition_id, {_OF_DELIVERY} FROM postroom_deliveries WHERE token = ? AND {_KEY}"
 _LOWEST = f"SELECT MIN(first_offset) FROM postroom_deliveries WHERE {_KEY} AND first_offset >= ?"
 _EARLIEST = f"SELECT MIN(visible_at) FROM postroom_deliveries WHERE {_KEY} AND first_offset >= ?"
 _LATER = f"{_EARLIEST} AND visible_at > ?"
@@ -225,15 +225,15 @@ class Locked:
         raw: Sequence[Any] | None,
         origin: Origin | None,
         flush: bool,
-        held: Held | None = None,
+        in_flight: InFlight | None = None,
     ) -> None:
-        """`raw`: the columns of its row, which is locked; None: there is no row. `held`: read with it."""
+        """`raw`: the columns of its row, which is locked; None: it has none. `in_flight`: read with it."""
         self._tx, self.tuning = tx, tx.dialect.tuning
         self._key = (group.id, partition_id)
         self._flush = flush
         self._ordered = group.settings.mode == "ordered"
         self._seen: dict[int, Delivery] = {}  # what was read, by its first offset
-        self._held = {} if held is None else held
+        self._in_flight = {} if in_flight is None else in_flight
         self._changed = False
         self.now = tx.now_ms()
         if raw is not None and raw[0] > group.generation:
@@ -295,7 +295,7 @@ class Locked:
         return self._read(sql, *self._key, self.row.lowest, *args, limit)
 
     def held(self, token: int) -> list[Delivery]:
-        known = self._held.pop((self._key[1], token), None)  # once: then it may have changed
+        known = self._in_flight.pop((self._key[1], token), None)  # once: then it may have changed
         if known is None or self.row.lowest == self.row.cursor:
             return sorted(self._read(_HELD, token, *self._key), key=_FIRST)
         self._seen.update((one.first, one) for one in known)

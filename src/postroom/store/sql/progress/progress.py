@@ -318,10 +318,11 @@ class SqlProgress:
         while True:
             try:
                 with self._session.write(Area.PROGRESS, flush=flush) as tx:
-                    raws, held = lock_each(tx, group.id, partition_ids, tokens)
+                    raws, in_flight = lock_each(tx, group.id, partition_ids, tokens)
                     rows = zip(partition_ids, raws, strict=True)
                     each = {
-                        one: Locked(tx, group, one, raw, origins.get(one), flush, held) for one, raw in rows
+                        one: Locked(tx, group, one, raw, origins.get(one), flush, in_flight)
+                        for one, raw in rows
                     }
                     decided = decide(each)
                     for locked in each.values():

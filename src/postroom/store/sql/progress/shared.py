@@ -51,8 +51,8 @@ def poll(locked: Locked, group: Group, ask: Ask, log_start: int, waited_ms: int 
 
 
 def settle(locked: Locked, group: Group, token: int, settlements: Sequence[Settlement]) -> Settled:
-    held = locked.held(token)
-    change = settlement.settle(held, settlements, locked.now, group.terms, locked.row.cursor)
+    mine = locked.held(token)
+    change = settlement.settle(mine, settlements, locked.now, group.terms, locked.row.cursor)
     if change.leaving:
         locked.must_flush()
     lost = locked.in_other_hands(change.missing, token)

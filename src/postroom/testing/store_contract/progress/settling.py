@@ -143,17 +143,18 @@ class SettleContract(StoreHarness):
         assert [one.granted and spans(one.granted) for one in found] == [[(4, 5)], [(4, 5)]]
 
     def test_a_visit_for_new_messages_leaves_what_is_due(
-        self, store: Store, place: int, group: Group, clock: MovableClock
+        self, store: Store, topic: Topic, group: Group, clock: MovableClock
     ) -> None:
-        append(store, place, batch(6))
-        store.progress.poll(group, place, ask(1, 6, messages=2))
+        log = partitions(topic)[0]
+        append(store, log, batch(6))
+        store.progress.poll(group, log, ask(1, 6, messages=2))
         retry = Settlement(Kind.RETRY, 0, 0, visible_at=clock.ms)
-        store.progress.settle(group, place, 1, [retry, *acks((1, 1))])
+        store.progress.settle(group, log, 1, [retry, *acks((1, 1))])
         fresh = replace(ask(2, 6, messages=3), fresh=True)
-        (visited,) = made(store, group, Visit(place, ask=fresh))
+        (visited,) = made(store, group, Visit(log, ask=fresh))
         assert visited.granted is not None and spans(visited.granted) == [(2, 4)]
         assert visited.granted.next_due is not None and visited.granted.next_due <= clock.ms
-        assert spans(store.progress.poll(group, place, ask(3, 6))) == [(0, 0), (5, 5)]
+        assert spans(store.progress.poll(group, log, ask(3, 6))) == [(0, 0), (5, 5)]
 
     # ---- other verdicts ----
 
