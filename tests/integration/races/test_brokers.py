@@ -78,7 +78,7 @@ def spans(reply: PollReply) -> list[tuple[int, int]]:
     return [(lease.first, lease.last) for grant in reply.grants for lease in grant.leases]
 
 
-@pytest.mark.parametrize(("mode", "verb"), [("shared", "poll"), ("ordered", "poll_ordered")])
+@pytest.mark.parametrize(("mode", "verb"), [("shared", "visit"), ("ordered", "poll_ordered")])
 async def test_what_the_other_broker_handed_out_is_not_given_back(
     mode: str, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +95,7 @@ async def test_what_the_other_broker_handed_out_is_not_given_back(
         assert not (await b.settle("orders", "billing", [acks])).lost
 
 
-@pytest.mark.parametrize(("mode", "verb"), [("shared", "poll"), ("ordered", "poll_ordered")])
+@pytest.mark.parametrize(("mode", "verb"), [("shared", "visit"), ("ordered", "poll_ordered")])
 async def test_what_nobody_asked_for_again_is_given_back_at_once(
     mode: str, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
