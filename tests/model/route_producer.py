@@ -91,8 +91,8 @@ class Producer:
         number = self._sent[partition_id] = self._sent.get(partition_id, 0) + 1
         self._sequences[partition_id] = sequence + len(messages)
         builder = BatchBuilder()
-        for key, number in messages:
-            builder.append(1_000, b"%d" % key, b"%d" % number, [])
+        for key, ordinal in messages:
+            builder.append(1_000, b"%d" % key, b"%d" % ordinal, [])
         batch = builder.build(self.id, 0, sequence)
         self.parcels.append(Parcel(partition_id, number, sequence, messages, batch))
 
