@@ -252,6 +252,16 @@ class OrderedMachine(RuleBasedStateMachine):
         ]
         self._settle(member, verdicts)
 
+    @step(who=WHO)
+    def release_stuck(self, who: int) -> None:
+        self._release_stuck(self.members[who % len(self.members)])
+
+    def _release_stuck(self, member: Member) -> None:
+        """Else it would count as handled alone if the member went away, and it was not (I14)."""
+        now = self.backend.now()
+        stuck = sorted(item.offset for item in member.stuck(now))
+        self._settle(member, [Settlement(Kind.RELEASE, o, o, now) for o in stuck])
+
     def _settle(self, member: Member, verdicts: Sequence[Settlement], *, again: bool = False) -> None:
         if not verdicts:
             return
@@ -577,11 +587,12 @@ class OrderedMachine(RuleBasedStateMachine):
         raise AssertionError("it goes on for ever")
 
     def _round(self, member: Member) -> bool:
-        """Heartbeat, ask, begin, ack. Whether that brought anything."""
+        """Heartbeat, ask, release what is stuck, begin, ack. Whether anything was acked."""
         if member.hands:
             self._extend(member)
         if member.may_ask(self.backend.now()):
             self._poll(member, self._ask(member, next(self.budgets), self.stamp()))
+        self._release_stuck(member)
         self._work(member)
         done = [Settlement(Kind.ACK, item.offset, item.offset) for item in member.at_work]
         self._settle(member, done)

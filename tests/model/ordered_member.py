@@ -2,7 +2,8 @@
 
 One poll at a time, from the offset it expects next (I6). A key's messages begin in offset order, one at a
 time, not before their time, and never after the lease has passed, which counts from when the poll was
-sent (I16). While it can handle something alone it begins nothing else, and asks for nothing (I14).
+sent (I16). While it has something alone it begins nothing else, and while it can handle that it asks for
+nothing; what it cannot even begin, since its key waits, it releases (I14).
 """
 
 from __future__ import annotations
@@ -60,8 +61,16 @@ class Member:
 
     def able(self, now: int) -> list[Item]:
         """What may begin now."""
-        ready = [item for item in self._ready(now) if item.alone or self.may_ask(now)]
+        solo = any(item.alone for item in self.hands.values())
+        ready = [item for item in self._ready(now) if item.alone or not solo]
         return ready if now < self.lease_until else []
+
+    def stuck(self, now: int) -> list[Item]:
+        """What it has alone and cannot begin: an earlier message of the key waits for its time."""
+        if self.at_work:
+            return []
+        ready = {item.offset for item in self._ready(now)}
+        return [item for item in self.hands.values() if item.alone and item.offset not in ready]
 
     def _ready(self, now: int) -> list[Item]:
         items = sorted(self.hands.values(), key=lambda item: item.offset)

@@ -10,7 +10,16 @@ from hypothesis import settings
 
 from postroom.errors import GenerationChanged
 from postroom.model.delivery import ordered
-from postroom.model.delivery.delivery import Change, Delivery, Holder, OrderedAsk, Settlement, Span, Terms
+from postroom.model.delivery.delivery import (
+    Change,
+    Delivery,
+    Holder,
+    Kind,
+    OrderedAsk,
+    Settlement,
+    Span,
+    Terms,
+)
 from postroom.model.delivery.ordered import FAR, Claim
 from postroom.model.delivery.settlement import covered
 from postroom.store.contract import Granted, Settled
@@ -121,6 +130,23 @@ class PureBackend:
 
 class PureMachine(OrderedMachine):
     backend_class: ClassVar[Callable[[int, bool], Backend]] = PureBackend
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_suspect_behind_a_released_message_is_not_counted_if_its_lease_passes(stop: bool) -> None:
+    """It was handed out alone, and its member could not begin it (I14)."""
+    state = PureMachine()
+    state.begin_run(attempts=1, stop=stop, keys=[0, 0, 0, 0], members=2, poison=set())
+    state.poll(dies=False, messages=4, who=1)
+    state.time_passes(ms=LEASE_MS)
+    state.poll_on_delivery(messages=1, who=0)
+    state.poll_in_trouble(cut=0, known=False, lost=False, messages=0, who=0)
+    state.extend(who=1)
+    state.handle(delay=0, kinds=[Kind.ACK], who=0)
+    state.hand_over(who=0)
+    state.poll(dies=True, messages=0, who=1)
+    state.finish(again=False, delay=1, kind=Kind.RELEASE, stamped=False, who=0)
+    state.teardown()
 
 
 TestPureMachine = pytest.mark.timeout(120)(PureMachine.TestCase)
