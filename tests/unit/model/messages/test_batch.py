@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -460,3 +462,20 @@ def test_a_snappy_bomb_does_not_unpack() -> None:
     for bomb in (claim, framed, module._XERIAL, module._XERIAL + b"\xff\xff\xff\xff", module._XERIAL + b"\0"):
         with pytest.raises(CorruptBatch):
             records(with_records(bomb, 1, COMPRESSIONS["snappy"]))
+
+
+@pytest.mark.parametrize("missing", ["", "crc32c"], ids=["fast", "portable"])
+def test_checksums_are_the_same_with_and_without_the_fast_package(missing: str) -> None:
+    """The base install has no `crc32c`: what a broker with it stores, a client without it reads."""
+    batch = sample("lz4")
+    program = (
+        "import sys\n"
+        f"if {missing!r}: sys.modules[{missing!r}] = None\n"
+        "from postroom.model.messages import batch as tried\n"
+        f"assert hasattr(tried._crc32c, 'func') is not bool({missing!r}), tried._crc32c\n"
+        f"given = bytes.fromhex({batch.hex()!r})\n"
+        "tried.verify(given)\n"
+        "print(tried.stamp(given, 8, 2, 50).hex())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert bytes.fromhex(done.stdout) == stamp(batch, 8, 2, 50)
