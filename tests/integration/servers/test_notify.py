@@ -19,7 +19,7 @@ from postroom.config import DEFAULTS
 from postroom.errors import StoreError
 from postroom.model.policy.settings import TopicSettings
 from postroom.store import SqlStore
-from postroom.store.dialects.postgres import Notifier
+from postroom.store.dialects.watchers import Notifier
 from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import _failing_commits, append, batch, in_threads, partitions
 from tests.integration.processes.children import Connection, child, received
@@ -199,7 +199,7 @@ def test_what_is_to_be_told_while_one_is_on_its_way_is_told_once() -> None:
         def close(self) -> None: ...
 
     slow = Slow()
-    notifier = Notifier(lambda: slow, DEFAULTS.tuning.store)
+    notifier = Notifier(lambda: slow, (psycopg.Error,), DEFAULTS.tuning.store)
     notifier.notify(Area.LOG)
     assert slow.busy.wait(30)
     for _ in range(100):

@@ -68,11 +68,16 @@ class Group:
     generation: int  # grows with every reset; verbs of another generation are refused
     paused: bool
     created_at: int
+    _terms: Terms = field(init=False, repr=False, compare=False)  # made once: every poll and ack asks
+
+    def __post_init__(self) -> None:
+        s = self.settings
+        terms = Terms(s.lease_ms, s.max_attempts, stop=s.exhausted == "stop", max_hold_ms=s.max_hold_ms)
+        object.__setattr__(self, "_terms", terms)
 
     @property
     def terms(self) -> Terms:
-        s = self.settings
-        return Terms(s.lease_ms, s.max_attempts, stop=s.exhausted == "stop", max_hold_ms=s.max_hold_ms)
+        return self._terms
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,27 +11,33 @@ looking.
 from __future__ import annotations
 
 import select
-import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
+from itertools import count
 from typing import Any
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.errors import InvalidSqlStatementName, error_from_result
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGresult
 
 from ...clock import Clock
-from ...config import DEFAULTS, Limits, StoreTuning
+from ...config import DEFAULTS, Limits
 from ...errors import AccessDenied, StoreBusy, StoreCorrupt, StoreError
 from ..contract import Watcher
-from ..sql.log.lone_append import LoneAppend
+from ..sql.log.lone_append import ADVANCE, INSERT, INSERTED, REMEMBER, LoneAppend
 from ..sql.schema import log_table
 from ..sql.session import Area, Row, Session, Transaction
-from .server import LookingWatcher, ServerDialect
+from .server import ServerDialect
+from .watchers import Listener, LookingWatcher, Notifier
 
-__all__ = ["ImpatientConnection", "Listener", "Notifier", "PostgresDialect"]
+__all__ = ["ImpatientConnection", "PostgresDialect"]
+
+_MOST_NAMES = 500  # statements that a connection has prepared
+_UNPREPARED = b""
 
 
 class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused-ignore]
@@ -43,6 +49,11 @@ class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused
     """
 
     patience_s = 3600.0  # for one answer
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._names: dict[str, bytes] = {}  # of statements that were run, and how they are prepared
+        self._numbers = count()
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
         return super().wait(self._limited(gen), *args, **kwargs)
@@ -61,134 +72,57 @@ class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused
         except StopIteration as done:
             return done.value
 
+    def run(self, sql: str, types: Sequence[int], args: Sequence[int | bytes]) -> int:
+        """Run a statement that is a transaction by itself, prepared from its second time on; return how many
+        rows it met. Past cursors and adapters, which take longer than all else that a lone append does."""
+        values = [arg if isinstance(arg, bytes) else b"%d" % arg for arg in args]
+        binary = [isinstance(arg, bytes) for arg in args]
+        if sql in self._names:
+            try:
+                self.pgconn.send_query_prepared(self._names[sql] or self._prepare(sql, types), values, binary)
+                return self._answer().command_tuples or 0
+            except InvalidSqlStatementName:  # psycopg drops all that is prepared, ours too, after a rollback
+                self._names.clear()  # and nothing was run
+        self._make_room()
+        self._names[sql] = _UNPREPARED
+        self.pgconn.send_query_params(_numbered(sql), values, types, binary)
+        return self._answer().command_tuples or 0
 
-_CHANNEL = "postroom"
+    def _prepare(self, sql: str, types: Sequence[int]) -> bytes:
+        name = b"postroom_%d" % next(self._numbers)
+        self.pgconn.send_prepare(name, _numbered(sql), types)
+        self._answer()
+        self._names[sql] = name
+        return name
 
+    def _make_room(self) -> None:
+        if len(self._names) >= _MOST_NAMES:
+            oldest = self._names.pop(next(iter(self._names)))
+            if oldest:
+                with suppress(InvalidSqlStatementName):  # it may be dropped already, as said above
+                    self.execute(f"DEALLOCATE {oldest.decode()}")
 
-class Notifier:
-    """Wakes those who wait, by NOTIFY, from a thread of its own; it begins with the first to be sent.
-
-    Sent after the commit, on a connection of its own, and coalesced: while one is on its way, and for a
-    moment after it, further ones become one. Inside the transaction it cost 18 to 43 % of commits (I19), and
-    one for each lone send a quarter of their rate. One that is lost costs a pause, never a message.
-    """
-
-    def __init__(self, connect: Callable[[], Any], tuning: StoreTuning) -> None:
-        self._connect, self._tuning = connect, tuning
-        self._pending: set[Area] = set()
-        self._wake = threading.Event()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._closed = False
-
-    def notify(self, area: Area) -> None:
-        with self._lock:
-            self._pending.add(area)
-            if self._thread is None and not self._closed:
-                self._thread = threading.Thread(target=self._run, name="postroom-notify", daemon=True)
-                self._thread.start()
-        self._wake.set()
-
-    def close(self) -> None:
-        """Send what waits, then end."""
-        self._closed = True
-        self._wake.set()
-        if self._thread is not None:
-            self._thread.join(self._tuning.notifier_stop_s)
-
-    def _run(self) -> None:
-        connection: Any = None
-        sent = 0.0  # when the last one was
-        while not self._closed or self._pending:
-            self._wake.wait()
-            if not self._closed and (early := sent + self._tuning.notify_pause_s - time.monotonic()) > 0:
-                time.sleep(early)
-            self._wake.clear()
-            sent = time.monotonic()
-            with self._lock:
-                areas, self._pending = self._pending, set()
-            if areas:
-                fresh = connection is None
-                connection = self._send(connection, areas)
-                if connection is None and not fresh:  # it had gone stale: once more
-                    connection = self._send(None, areas)
-        if connection is not None:
-            connection.close()
-
-    def _send(self, connection: Any, areas: set[Area]) -> Any:
-        """The connection it went through; None: it did not, and the others look by themselves before long."""
-        try:
-            connection = connection or self._connect()
-            for area in areas:
-                connection.execute(f"NOTIFY {_CHANNEL}, '{area.value}'")
-        except psycopg.Error:
-            if connection is not None:
-                connection.close()
-            return None
-        return connection
-
-
-class Listener:
-    """Hears what a `Notifier` sends. Implements `contract.Watcher`, for one thread.
-
-    It says "look" also whenever it had to connect again, and now and then anyway. In between it sleeps until
-    something comes, or `wake` is called: a process that has nothing to do should cost next to nothing.
-    """
-
-    def __init__(self, connect: Callable[[], Any], tuning: StoreTuning) -> None:
-        self._connect, self._tuning = connect, tuning
-        self._connection: Any = None
-        self._yes_at = 0.0  # when it last said yes
-        self._bell = socket.socketpair()
-        for end in self._bell:
-            end.setblocking(False)
-
-    def changed(self) -> tuple[bool, bool]:
-        try:
-            if self._connection is None:
-                self._connection = self._connect()
-                self._connection.execute(f"LISTEN {_CHANNEL}")
-                return self._yes(True, True)
-            told = self._told() or self._told_later()
-        except psycopg.Error:
-            self._drop()
-            time.sleep(self._tuning.listen_again_s)
-            return self._yes(True, True)
-        if not told and time.monotonic() - self._yes_at >= self._tuning.listen_anyway_s:
-            return self._yes(True, True)
-        return self._yes(Area.LOG.value in told, Area.PROGRESS.value in told)
-
-    def _yes(self, log: bool, progress: bool) -> tuple[bool, bool]:
-        if log or progress:
-            self._yes_at = time.monotonic()
-        return log, progress
-
-    def _told(self) -> set[str]:
-        return {note.payload for note in self._connection.notifies(timeout=0)}
-
-    def _told_later(self) -> set[str]:
-        """Wait for it, a while."""
-        events = select.poll()  # not `select`, which takes no descriptor above 1023
-        for descriptor in (self._connection.fileno(), self._bell[0].fileno()):
-            events.register(descriptor, select.POLLIN)
-        events.poll(self._tuning.listen_s * 1000)
-        with suppress(BlockingIOError):
-            self._bell[0].recv(4096)
-        return self._told()
-
-    def wake(self) -> None:
-        with suppress(BlockingIOError):  # it has been rung often enough
-            self._bell[1].send(b"\0")
-
-    def close(self) -> None:
-        self._drop()
-        for end in self._bell:
-            end.close()
-
-    def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+    def _answer(self) -> PGresult:
+        """Return the answer to what was sent, or raise the error that it is."""
+        pgconn, deadline = self.pgconn, time.monotonic() + self.patience_s
+        asked = select.poll()
+        asked.register(pgconn.socket, select.POLLIN)
+        while (unsent := pgconn.flush()) or pgconn.is_busy():
+            asked.modify(pgconn.socket, select.POLLIN | select.POLLOUT if unsent else select.POLLIN)
+            ready = asked.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            if not ready:
+                pgconn.finish()
+                raise psycopg.OperationalError(f"no answer for {self.patience_s:g} s")
+            if ready[0][1] != select.POLLOUT:
+                pgconn.consume_input()
+        answer = pgconn.get_result()
+        while pgconn.get_result() is not None:
+            pass
+        if answer is None:
+            raise psycopg.OperationalError("the connection is lost")
+        if answer.status != ExecStatus.COMMAND_OK:
+            raise error_from_result(answer)
+        return answer
 
 
 # Statistics are reset when the server recovers from the crash of one of its processes without a new start.
@@ -202,19 +136,16 @@ _END_STUCK = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                 AND state_change < clock_timestamp() - %s * interval '1 ms'"""
 # What is written depends on what is met: nothing at all, if the partition is otherwise; and a sequence that
 # is otherwise divides by zero, which undoes the rest. A row that another just changed is met as it is then.
-_LONE = """WITH t AS MATERIALIZED (SELECT now, GREATEST(%(before)s, now) AS at FROM (SELECT COALESCE(
-             %(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) AS now) AS told),
-           p AS (UPDATE postroom_partitions SET next_offset = %(next_offset)s, next_bytes = %(next_bytes)s,
-             appended_at = t.at FROM t WHERE id = %(partition)s AND next_offset = %(offset)s
-             AND next_bytes = %(bytes_before)s AND state IN ('new', 'open') RETURNING id),
-           s AS (UPDATE postroom_sequences SET state = %(remembered)s, seen_at = t.now FROM t
-             WHERE producer_id = %(producer)s AND partition_id = %(partition)s AND state = %(known)s
-             AND EXISTS (SELECT 1 FROM p) RETURNING 1)
-           INSERT INTO {log}
-             (base_offset, records, bytes, bytes_before, appended_at, first_ts, last_ts, batch)
-             SELECT %(offset)s, %(records)s, %(bytes)s, %(bytes_before)s, t.at, %(first)s, %(last)s, %(batch)s
-             FROM t, p WHERE 1 / (SELECT COUNT(*) FROM s) = 1
-           RETURNING appended_at, (SELECT now FROM t)"""
+_LONE = f"""WITH p AS ({ADVANCE} AND {{now}} BETWEEN ? AND ? RETURNING id),
+            s AS ({REMEMBER} AND EXISTS (SELECT 1 FROM p) RETURNING 1)
+            {INSERT} SELECT {INSERTED}
+            WHERE CASE WHEN EXISTS (SELECT 1 FROM p) THEN 1 / (SELECT COUNT(*) FROM s) = 1 ELSE FALSE END"""
+_INT, _BIGINT, _BYTES = 23, 20, 17  # types by their numbers in the catalog
+_LONE_TYPES = (
+    *(_BIGINT,) * 8,
+    *(_BYTES, _BIGINT, _BIGINT, _BIGINT, _BYTES),
+    *(_BIGINT, _INT, _INT, *(_BIGINT,) * 4, _BYTES),
+)
 _MIGRATION_LOCK = 7_235_801_226
 _UNKNOWN_DATABASE, _TOO_MANY = "3D000", "53300"
 _UNDONE = ("40001", "40P01", "23505", "25P03", "57P01", "57P02", "57P03", "08")
@@ -232,9 +163,15 @@ def _was_idle(error: psycopg.Error) -> bool:
     return getattr(error, "sqlstate", None) == "25P03" or "idle-in-transaction timeout" in str(error)
 
 
+def _numbered(sql: str) -> bytes:
+    """Return a statement with PostgreSQL's own marks: $1, $2 …"""
+    first, *others = sql.encode().split(b"?")
+    return b"".join([first, *(b"$%d%s" % one for one in enumerate(others, start=1))])
+
+
 @lru_cache(maxsize=10_000)
-def _lone(partition_id: int) -> str:
-    return _LONE.format(log=log_table(partition_id))
+def _lone(partition_id: int, now: str) -> str:
+    return _LONE.format(now=now.removeprefix("SELECT "), log=log_table(partition_id))
 
 
 class PostgresDialect(ServerDialect):
@@ -262,7 +199,7 @@ class PostgresDialect(ServerDialect):
         self._dsn = dsn
         self._bouncer = pgbouncer
         self.commits_lone = not pgbouncer  # whose sessions are set to flush
-        self._notifier = Notifier(self._plain, self.tuning)
+        self._notifier = Notifier(self._plain, self.failures, self.tuning)
         self._server_start = self._met_ms = self._moved_ms = 0  # of the server; met last; another took over
         self._ending = threading.Lock()
         self._ended_at = 0.0  # by the monotonic clock
@@ -276,7 +213,7 @@ class PostgresDialect(ServerDialect):
             connection.prepare_threshold = None
         else:
             connection.prepare_threshold = 2
-            connection.prepared_max = 500
+            connection.prepared_max = _MOST_NAMES
             commit = "off" if area is Area.PROGRESS else "on"
             connection.execute(f"SET synchronous_commit = {commit}; {self._timeouts('SET')}")
         return connection
@@ -435,29 +372,24 @@ class PostgresDialect(ServerDialect):
         return rows, found, now
 
     def append_lone(self, connection: Any, lone: LoneAppend) -> int | None:
-        header, (producer, partition) = lone.header, lone.line
-        values = {
-            "before": lone.appended_at, "now": None if self.clock is None else self.clock.now_ms(),
-            "next_offset": lone.next_offset, "next_bytes": lone.next_bytes, "offset": lone.offset,
-            "bytes_before": lone.bytes_before, "partition": partition, "producer": producer,
-            "remembered": lone.remembered, "known": lone.known, "batch": lone.batch,
-            "records": header.records, "bytes": header.size, "first": header.first_ts, "last": header.last_ts,
-        }  # fmt: skip
-        began = self._time.begin()
+        timing = self._lone_time(lone.appended_at)
+        if timing is None:
+            return None
+        at, *between = timing
+        ends, producer, batch = lone.arguments(at)
+        sql, args = _lone(lone.partition_id, self.now), (*ends, *between, *producer, *batch)
         try:
-            row = connection.execute(_lone(lone.partition_id), values, binary=True).fetchone()
+            if self._bouncer:
+                stored = self.ask(connection, sql, args).rowcount
+            else:
+                stored = connection.run(sql, _LONE_TYPES, args)
         except (psycopg.errors.DivisionByZero, psycopg.errors.UndefinedTable):  # the topic is being deleted
             return None
         except psycopg.Error as error:
             if not self.usable(connection):  # lost on its way: it may have been committed
                 error.in_doubt = error.run_once = True  # type: ignore[attr-defined]
             raise
-        if row is None:
-            return None
-        at, now = row
-        if self.clock is None:
-            self._time.told(now, began)
-        return int(at)
+        return at if stored else None
 
     @cache  # noqa: B019 - one dialect per store, a handful of statements
     def newest(self, sql: str, table: str, key: tuple[str, ...]) -> str:
@@ -526,7 +458,7 @@ class PostgresDialect(ServerDialect):
     def watch(self, session: Session) -> Watcher:
         if self._bouncer:
             return LookingWatcher(session, self._limits)
-        return Listener(self._plain, self.tuning)
+        return Listener(self._plain, self.failures, self.tuning)
 
     def close(self) -> None:
         self._notifier.close()

@@ -10,7 +10,6 @@ import logging
 import os
 import select
 import socket
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,13 +19,14 @@ from typing import Any, ClassVar
 from ...clock import Clock, ToldClock
 from ...config import Limits
 from ...errors import AccessDenied, StoreFull, StoreUnavailable
-from ..sql.session import Area, Row, Session
+from ..sql.session import Area
 
-__all__ = ["LookingWatcher", "ServerDialect"]
+__all__ = ["ServerDialect"]
 
 _log = logging.getLogger("postroom.store")
 
 _SERVED = "the database of this queue {}: it is tried again; ask the operator of the brokers"
+_NEVER = 2**62  # milliseconds
 _SILENT = ("no answer", "timed out", "timeout expired")
 
 
@@ -123,6 +123,16 @@ class ServerDialect(ABC):
         )
         _log.warning("the clock of %s was set by %+.1f s: %s", self.shown, step_ms / 1000, how)
 
+    def _lone_time(self, before: int) -> tuple[int, int, int] | None:
+        """Return when a lone append is stored, not before that time, and the server's times that it is right
+        at, the first and the last (I16); None: the server has not told its time."""
+        now = self.time_ms()
+        if now is None:
+            return None
+        if self.clock is not None:
+            return max(before, now), 0, _NEVER
+        return max(before, now), now - self.tuning.clock_slack_ms, now + self.tuning.clock_slack_ms
+
     def time_ms(self) -> int | None:
         return self._time.now_ms() if self.clock is None else self.clock.now_ms()
 
@@ -177,42 +187,3 @@ def _reason(said: str) -> str:
     if "refused" in said.lower():
         return "refused"
     return "no_answer" if any(words in said for words in _SILENT) else "unreachable"
-
-
-_LOG = """SELECT (SELECT value FROM postroom_settings WHERE name = 'catalog_version'),
-                 (SELECT SUM(next_offset) FROM postroom_partitions),
-                 (SELECT MIN(due_at) FROM postroom_schedule)"""
-_PROGRESS = """SELECT SUM(next_new), SUM(settled), MIN(next_due), COUNT(*), MAX(holder_until)
-               FROM postroom_progress"""
-
-
-class LookingWatcher:
-    """Watches where the database cannot wake us: it looks, less and less often, until there is news.
-
-    Looks are 5, 10, 20 … ms apart up to a cap, and 5 ms again after news (DESIGN, "Waiters"). A look is one
-    cheap read. Implements `contract.Watcher`, for one thread.
-    """
-
-    def __init__(self, session: Session, limits: Limits) -> None:
-        self._session = session
-        self._limits = limits
-        self._pause_ms = 0
-        self._seen: tuple[Row | None, Row | None] | None = None
-
-    def changed(self) -> tuple[bool, bool]:
-        time.sleep(self._pause_ms / 1000)
-        with self._session.read(Area.LOG) as tx:
-            now = (tx.one(_LOG), tx.one(_PROGRESS))
-        before, self._seen = self._seen, now
-        log, progress = (before is None or old != new for old, new in zip(before or now, now, strict=True))
-        least = self._limits.watch_interval_ms
-        self._pause_ms = (
-            0 if log or progress else min(max(least, self._pause_ms * 2), self._limits.watch_cap_ms)
-        )
-        return log, progress
-
-    def wake(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass

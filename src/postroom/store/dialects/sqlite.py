@@ -24,7 +24,7 @@ from ...config import DEFAULTS, Limits
 from ...errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from ...files import closed, make_private, open_private, opened, refuse_inherited
 from ..contract import Watcher
-from ..sql.log.lone_append import LoneAppend
+from ..sql.log.lone_append import ADVANCE, INSERT, INSERTED, REMEMBER, LoneAppend
 from ..sql.schema import log_table
 from ..sql.session import Area, Row, Session, Transaction, by_key
 from .ballast import Ballast
@@ -108,13 +108,6 @@ class FileLock:
 _LOG_PAGE_BYTES = 8192
 _CHECKPOINT_PAGES = 1000
 _JOURNAL_BYTES = 64 * 1024 * 1024
-_ADVANCE_LONE = """UPDATE postroom_partitions SET next_offset = ?, next_bytes = ?, appended_at = ?
-                   WHERE id = ? AND next_offset = ? AND next_bytes = ? AND state IN ('new', 'open')"""
-_REMEMBER_LONE = """UPDATE postroom_sequences SET state = ?, seen_at = ?
-                    WHERE producer_id = ? AND partition_id = ? AND state = ?"""
-_INSERT_LONE = """INSERT INTO {log}
-                  (base_offset, records, bytes, bytes_before, appended_at, first_ts, last_ts, batch)
-                  VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
 _UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM)
 
 
@@ -131,7 +124,7 @@ _SYNCHRONOUS = {
 
 @lru_cache(maxsize=10_000)
 def _insert_lone(partition_id: int) -> str:
-    return _INSERT_LONE.format(log=log_table(partition_id))
+    return f"{INSERT} VALUES ({INSERTED})".format(log=log_table(partition_id))
 
 
 class _Connection(sqlite3.Connection):
@@ -328,18 +321,11 @@ class SqliteDialect:
         return False  # there is no server
 
     def append_lone(self, connection: _Connection, lone: LoneAppend) -> int | None:
-        execute, now, header = connection.execute, self.time_ms(), lone.header
-        at = max(lone.appended_at, now)
-        ends = lone.next_offset, lone.next_bytes, at, lone.partition_id, lone.offset, lone.bytes_before
-        if execute(_ADVANCE_LONE, ends).rowcount != 1:
+        execute, at = connection.execute, max(lone.appended_at, self.time_ms())
+        ends, producer, batch = lone.arguments(at)
+        if execute(ADVANCE, ends).rowcount != 1 or execute(REMEMBER, producer).rowcount != 1:
             return None
-        if execute(_REMEMBER_LONE, (lone.remembered, now, *lone.line, lone.known)).rowcount != 1:
-            return None
-        execute(
-            _insert_lone(lone.partition_id),
-            (lone.offset, header.records, header.size, lone.bytes_before, at,
-             header.first_ts, header.last_ts, lone.batch),
-        )  # fmt: skip
+        execute(_insert_lone(lone.partition_id), batch)
         return at
 
     @cache  # noqa: B019 - one dialect per store, a handful of statements

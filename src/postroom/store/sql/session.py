@@ -329,6 +329,19 @@ class _Mood(threading.local):
     emptying = False
 
 
+class _AtOnce:
+    """Holds nothing itself: all verbs of a session share it."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __enter__(self) -> None:
+        self._session._mood.at_once = True
+
+    def __exit__(self, *raised: object) -> None:
+        self._session._mood.at_once = False
+
+
 class Session:
     def __init__(self, dialect: Dialect) -> None:
         self.dialect, self.tuning = dialect, dialect.tuning
@@ -337,7 +350,7 @@ class Session:
         self._pools: dict[tuple[Area, bool], _Pool] = {
             (area, at_once): [] for area in Area for at_once in (False, True)
         }
-        self._mood = _Mood()
+        self._mood, self._at_once = _Mood(), _AtOnce(self)
         self._used: set[Any] = set()  # connections that somebody has now
         self._refusing: StoreUnavailable | None = None  # it hangs: nobody is to wait for it
         self._guard = threading.Lock()
@@ -357,14 +370,9 @@ class Session:
         """Return the area whose tables know a log's partitions: the log's own where it has tables."""
         return area if area in self.dialect.areas else Area.LOG
 
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
+    def at_once(self) -> AbstractContextManager[None]:
         """Verbs of this thread wait for nothing within it."""
-        self._mood.at_once = True
-        try:
-            yield
-        finally:
-            self._mood.at_once = False
+        return self._at_once
 
     @contextmanager
     def emptying(self) -> Iterator[None]:

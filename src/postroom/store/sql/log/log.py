@@ -192,23 +192,33 @@ class SqlLog:
 
     def append_at_once(self, appends: Sequence[Append]) -> list[Appended | PostroomError] | None:
         session = self._session
-        partitions = {append.partition_id for append in appends}
-        areas = {session.partition_areas.get(one) for one in partitions}
-        area = areas.pop() if len(areas) == 1 else None
-        if area is None or not session.dialect.quick or not all(map(_repeatable, appends)):
+        if not session.dialect.quick:
             return None
-        if any(self._windows.kept(one) is not None for one in partitions):  # ids may have to be read
+        lone = self._planned(appends[0]) if len(appends) == 1 else None
+        area = self._area_at_once(appends) if lone is None else Area.LOG
+        if area is None:
             return None
         with session.at_once():
             try:
                 session.dialect.admit()
-                if len(appends) > 1 or area is not Area.LOG:
+                if lone is None:
                     return self._append(area, appends)
-                lone = self._planned(appends[0])
-                stored = None if lone is None else self._append_lone(lone)
+                stored = self._append_lone(lone)
                 return None if stored is None else [stored]
             except StoreError:
                 return None
+
+    def _area_at_once(self, appends: Sequence[Append]) -> Area | None:
+        """Return the area that all of them go to; None: a thread is to append them, also one alone that is
+        durable and none for the short way."""
+        partitions = {append.partition_id for append in appends}
+        areas = {self._session.partition_areas.get(one) for one in partitions}
+        area = areas.pop() if len(areas) == 1 else None
+        if (area is Area.LOG and len(appends) == 1) or not all(map(_repeatable, appends)):
+            return None
+        if any(self._windows.kept(one) is not None for one in partitions):  # ids may have to be read
+            return None
+        return area
 
     def _append_lone(self, lone: LoneAppend) -> Appended | None:
         """Return what became of it; None: something is not as it was known to be, and nothing is written."""

@@ -7,23 +7,35 @@ trip with the commit in it. Where it does not hold nothing is written, and the b
 under the partition's lock (I1).
 
 Known is only what a commit of this process has confirmed (I2). The condition covers everything the decision
-was made by: the end of the log, whether it is open, and the producer's sequence (I3). Where it failed once,
-the short way is not tried again until nobody else has come between two appends of ours.
+was made by: the end of the log, whether it is open, and the producer's sequence (I3); on a server also the
+time, which is known from earlier answers (I16). Where it failed once, the short way is not tried again until
+nobody else has come between two appends of ours.
+
+The three statements are here; what makes one depend on the other is up to the dialect.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ....errors import PostroomError
 from ....model.messages import sequence
 from ....model.messages.batch import BatchHeader, with_base_offset
 from ....model.policy.bounds import make_room
 
-__all__ = ["KnownEnds", "Line", "LoneAppend", "OtherwiseError"]
+__all__ = ["ADVANCE", "INSERT", "INSERTED", "REMEMBER", "KnownEnds", "Line", "LoneAppend", "OtherwiseError"]
 
 _MOST = 10_000  # partitions, and sequences in them; the older half is forgotten, and goes the long way once
+
+ADVANCE = """UPDATE postroom_partitions SET next_offset = ?, next_bytes = ?, appended_at = ?
+             WHERE id = ? AND next_offset = ? AND next_bytes = ? AND state IN ('new', 'open')"""
+REMEMBER = """UPDATE postroom_sequences SET state = ?, seen_at = ?
+              WHERE producer_id = ? AND partition_id = ? AND state = ?"""
+INSERT = """INSERT INTO {log}
+            (base_offset, records, bytes, bytes_before, appended_at, first_ts, last_ts, batch)"""
+INSERTED = "?, ?, ?, ?, ?, ?, ?, ?"
 
 Line = tuple[int, int]
 """The producer whose sequence it is, and the partition."""
@@ -64,6 +76,15 @@ class LoneAppend:
     @property
     def next_bytes(self) -> int:
         return self.bytes_before + self.header.size
+
+    def arguments(self, at: int) -> tuple[tuple[int, ...], tuple[Any, ...], tuple[Any, ...]]:
+        """Return what `ADVANCE`, `REMEMBER` and `INSERT` take if it is stored at that time."""
+        header, offset, before = self.header, self.offset, self.bytes_before
+        return (
+            (offset + header.records, before + header.size, at, self.partition_id, offset, before),
+            (self.remembered, at, *self.line, self.known),
+            (offset, header.records, header.size, before, at, header.first_ts, header.last_ts, self.batch),
+        )
 
 
 class KnownEnds:

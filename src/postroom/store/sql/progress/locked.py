@@ -14,7 +14,7 @@ passed, in one go over all of them, and no more often than that is cheap.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -88,6 +88,9 @@ def lock_each(
     return rows, in_flight
 
 
+_NO_HOLDER = Holder()
+
+
 @dataclass(slots=True)
 class ProgressRow:
     """The progress row of a group and a partition: its columns, and what is counted in them.
@@ -112,7 +115,7 @@ class ProgressRow:
     earlier: int = 0
     drained: int = 0  # a sealed partition: all of it is settled, and that was flushed (I10)
     recalled: int = 0  # ordered groups: what its holder has received of a stopped key is out of date
-    holder: Holder = field(default_factory=Holder)  # ordered groups
+    holder: Holder = _NO_HOLDER  # ordered groups
     parked_from: int | None = None  # ordered groups: the lowest offset of a parked line (I27)
     parked: int = 0  # and how many messages wait in them
 
@@ -347,6 +350,8 @@ class Locked:
         From the cursor on nothing was handed out, or a crash forgot it (I8): that is unsettled too. Of a span
         with more deliveries than anybody holds, what lies behind the first of them counts as theirs.
         """
+        if not spans:
+            return ()
         near = self.near(spans, limit=_LOOKED_AT)
         reach = near[-1].last if len(near) == _LOOKED_AT else self.row.cursor - 1
         others = [d for d in near if d.token != token]

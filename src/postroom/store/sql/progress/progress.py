@@ -196,10 +196,14 @@ class SqlProgress:
                 found.append(Visited(settled, granted))
             return found
 
-        flush = any(visit.ask is not None and visit.ask.on_delivery for visit in visits)
-        tokens = [(visit.partition_id, token) for visit in visits for token, _ in visit.settles]
-        tokens += [(visit.partition_id, visit.ask.token) for visit in visits if visit.ask is not None]
-        return self._each_locked(group, sorted([v.partition_id for v in visits]), decide, flush, tokens)
+        flush, ids, tokens = False, [], []
+        for visit in visits:
+            ids.append(visit.partition_id)
+            tokens += [(visit.partition_id, token) for token, _ in visit.settles]
+            if visit.ask is not None:
+                flush = flush or visit.ask.on_delivery
+                tokens.append((visit.partition_id, visit.ask.token))
+        return self._each_locked(group, sorted(ids), decide, flush, tokens)
 
     def ack_within(self, guest: Guest, group: Group, partition_id: int, token: int, offset: int) -> bool:
         return self._joining.ack(guest, group, partition_id, token, offset)
