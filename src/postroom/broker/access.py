@@ -287,6 +287,8 @@ class Gatekeeper:
     async def check_partition(self, topic: str, partition_id: int) -> None:
         """Raises UnknownPartition if it is not a partition of that topic: permissions are about topics."""
         known = {partition_id} if self._topics.get(partition_id) == topic else None
+        if known is not None and not self._looks.busy(topic):
+            return
         if partition_id not in await self._looks.look(topic, known, self._partitions, topic):
             raise UnknownPartition(
                 f"that is not a partition of topic {shortened(topic)}: fetch the route again", topic=topic

@@ -36,9 +36,16 @@ _log = logging.getLogger("postroom.broker")
 
 
 class Listener(Protocol):
-    """An event, or what is told of news as one is."""
+    """What is told of news: of one key, or of anything."""
+
+    def told(self, key: Key) -> None: ...
 
     def set(self) -> None: ...
+
+
+class _NewsEvent(asyncio.Event):
+    def told(self, key: Key) -> None:
+        self.set()
 
 
 class Waiters:
@@ -53,34 +60,52 @@ class Waiters:
         self._count = 0
         self.lulls = 0  # how often nobody waited for so long that news of other processes may be missed
         self._left_at = -lull_s
+        self._watched = False
+        self._resting: asyncio.TimerHandle | None = None
         self.on_first: Callable[[], None] = lambda: None  # somebody waits now
-        self.on_none: Callable[[], None] = lambda: None  # nobody waits any more
+        self.on_none: Callable[[], None] = lambda: None  # nobody has waited for a while
 
     @contextmanager
     def listening(self, keys: Iterable[Key]) -> Iterator[asyncio.Event]:
         """An event that is set by news on any of the keys."""
-        event, keys = asyncio.Event(), list(keys)
+        event, keys = _NewsEvent(), list(keys)
         self.listen(event, keys)
+        self.enter()
         try:
-            with self.somebody():
-                yield event
+            yield event
         finally:
+            self.leave()
             self.ignore(event, keys)
 
-    @contextmanager
-    def somebody(self) -> Iterator[None]:
-        """Somebody waits: news of other processes are looked for."""
+    def enter(self) -> None:
+        """Somebody waits, until it calls `leave`: news of other processes are looked for."""
         self._count += 1
         if self._count == 1:
             self.lulls += time.monotonic() - self._left_at >= self._lull_s
-            self.on_first()
-        try:
-            yield
-        finally:
-            self._count -= 1
-            if self._count == 0:
-                self._left_at = time.monotonic()
-                self.on_none()
+            if not self._watched:
+                self._watched = True
+                self.on_first()
+
+    def leave(self) -> None:
+        """Whoever waits for one message after the other is back soon: a watcher is not stopped for that."""
+        self._count -= 1
+        if not self._count:
+            self._left_at = time.monotonic()
+            if self._resting is None:
+                self._rest_in(self._lull_s)
+
+    def _rest_in(self, seconds: float) -> None:
+        self._resting = asyncio.get_running_loop().call_later(seconds, self._rest)
+
+    def _rest(self) -> None:
+        self._resting = None
+        left_s = self._left_at + self._lull_s - time.monotonic()
+        if self._count:
+            return
+        if left_s > 0:
+            return self._rest_in(left_s)
+        self._watched = False
+        self.on_none()
 
     def listen(self, listener: Listener, keys: Iterable[Key]) -> None:
         for key in keys:
@@ -95,8 +120,8 @@ class Waiters:
 
     def notify(self, *keys: Key) -> None:
         for key in keys:
-            for event in self._events.get(key, ()):
-                event.set()
+            for listener in self._events.get(key, ()):
+                listener.told(key)
 
     def listens(self, key: Key) -> bool:
         return key in self._events

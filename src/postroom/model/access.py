@@ -78,6 +78,9 @@ class Principal:
     secret_hash: str = field(default="", repr=False, compare=False)
     # of the secret it has, as hex; "": none, it comes with a certificate
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # every request looks for what its principal may do
+
 
 ALL: tuple[Permission, ...] = tuple(Permission(action, "*") for action in ACTIONS)
 ANONYMOUS = Principal("anonymous", ALL)

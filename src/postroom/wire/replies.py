@@ -98,7 +98,7 @@ class StoppedHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 def _heads(batches: Iterable[StoredBatch]) -> tuple[BatchHead, ...]:
-    return tuple(BatchHead(b.base_offset, b.records, b.appended_at, len(b.data)) for b in batches)
+    return tuple([BatchHead(b.base_offset, b.records, b.appended_at, len(b.data)) for b in batches])
 
 
 class _Body:
@@ -131,8 +131,10 @@ def _fetched(head: FetchedHead, body: bytes) -> Fetched:
 
 def _pack_poll(reply: PollReply) -> Packed:
     grants = tuple(
-        GrantHead(g.topic, g.partition, g.partition_id, g.leases, _heads(g.batches), g.position, g.lines)
-        for g in reply.grants
+        [
+            GrantHead(g.topic, g.partition, g.partition_id, g.leases, _heads(g.batches), g.position, g.lines)
+            for g in reply.grants
+        ]
     )
     head = PollHead(
         grants, reply.lease_ms, reply.draining, reply.revoked, reply.lost, reply.started_ms, reply.lanes

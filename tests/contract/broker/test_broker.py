@@ -263,6 +263,47 @@ async def test_another_process_wakes_a_long_poll(tmp_path: Path) -> None:
         await other.close()
 
 
+async def test_a_poll_that_a_send_wakes_asks_the_store_for_nothing_else(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It knows where the group was left, and what came is in memory."""
+    await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
+    there = await place(broker)
+    await broker.append("orders", there, batch(1))
+    await poll(broker)
+    monkeypatch.setattr(broker.store.progress, "peek", None)
+    for offset in (1, 2):
+        waiting = asyncio.create_task(poll(broker, wait_ms=20_000))
+        await asyncio.sleep(0.05)
+        await broker.append("orders", there, batch(1))
+        _, reply = await asyncio.wait_for(waiting, 5)
+        assert spans(reply) == [(offset, offset)]
+
+
+async def test_what_another_process_has_polled_meanwhile_is_not_handed_out_again(tmp_path: Path) -> None:
+    """Nor is anything left out: where the group was left here is only a hint."""
+    one, other = await open_endpoint(_file(tmp_path)), await open_endpoint(_file(tmp_path))
+    try:
+        await one.create_topic("orders", TopicSettings(), 1, False)
+        await one.subscribe("orders", "billing", GroupWish(), "m", "c")
+        there, found = await place(one), []
+        for turn in range(20):
+            waiting = asyncio.create_task(poll(one, wait_ms=20_000))
+            await asyncio.sleep(0.02)
+            await one.append("orders", there, batch(2))
+            taken = await poll(other, messages=1) if turn % 2 else None  # both are after the same
+            _, reply = await asyncio.wait_for(waiting, 5)
+            _, rest = await poll(other)
+            for some in (reply, rest, *([taken[1]] if taken else [])):
+                found += [offset for first, last in spans(some) for offset in range(first, last + 1)]
+            await other.append("orders", there, batch(1))  # which one is told of by its watcher, perhaps
+            found += [o for first, last in spans((await poll(other))[1]) for o in range(first, last + 1)]
+        assert sorted(found) == list(range(60))
+    finally:
+        await one.close()
+        await other.close()
+
+
 async def cancelled_after_its_grant(
     broker: Broker, polling: Coroutine[Any, Any, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,7 +186,7 @@ class Looks:
         assert await asyncio.to_thread(self.begun.wait, PATIENCE_S)
         return self.by[-1]
 
-    def _look(self, request: PollRequest) -> object:
+    def _look(self, request: PollRequest, *more: Any) -> object:
         if self.holding and threading.current_thread() is threading.main_thread():
             raise WouldWaitError("it waits for the test: in a thread, please")
         self.by.append(request.member)
@@ -195,7 +196,7 @@ class Looks:
             self.holding = False
             self.begun.set()
             assert self.go.wait(PATIENCE_S)
-        return self._poll(request)
+        return self._poll(request, *more)
 
 
 @pytest.fixture

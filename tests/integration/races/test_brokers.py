@@ -146,3 +146,41 @@ async def test_what_is_sent_after_a_pause_stays_though_a_poll_began_before_it(
         assert spans(await a.poll(ask)) == []
         await a.pause("orders", "billing", False)
         assert spans(await a.poll(ask)) == [(5, 5)]
+
+
+async def test_what_is_sent_after_a_pause_stays_though_a_send_woke_a_poll_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A poll that a send woke looks at nothing but what came, and then whether the group is paused."""
+    async with brokers(tmp_path, "shared") as (a, _, place):
+
+        async def send(value: bytes) -> None:
+            builder = BatchBuilder()
+            builder.extend(1, [(b"k", value, [])])
+            await a.append("orders", place, builder.build())
+
+        assert spans(await a.poll(ANN)) == [(0, 4)]
+        caught_up = a._polling._deliveries._caught_up
+        looking, go_on = asyncio.Event(), threading.Event()
+        loop, since = asyncio.get_running_loop(), caught_up.since
+
+        def slow(*asked: Any) -> object:
+            loop.call_soon_threadsafe(looking.set)
+            assert go_on.wait(LIMIT_S)
+            return since(*asked)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(a._workers, "_at_once", None)  # it is to take its time
+            patch.setattr(caught_up, "since", slow)
+            polling = asyncio.create_task(a.poll(replace(ANN, token=99, wait_ms=500)))
+            async with asyncio.timeout(LIMIT_S):
+                while not any(queue._line for queue in a._polling._queues._known.values()):  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+                await send(b"before")
+                await looking.wait()
+            await a.pause("orders", "billing", True)
+            await send(b"later")
+            go_on.set()
+            assert spans(await polling) == []
+        await a.pause("orders", "billing", False)
+        assert spans(await a.poll(replace(ANN, token=99))) == [(5, 6)]

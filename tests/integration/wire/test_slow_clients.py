@@ -188,8 +188,8 @@ async def test_what_was_handed_to_a_client_that_has_just_gone_comes_back(
     looking, go_on = threading.Event(), threading.Event()
     look = Deliveries.poll
 
-    def held_up(self: Deliveries, asked: PollRequest) -> Any:
-        found = look(self, asked)
+    def held_up(self: Deliveries, asked: PollRequest, *more: Any) -> Any:
+        found = look(self, asked, *more)
         if asked.member == "gone":
             looking.set()
             go_on.wait(20)
@@ -292,8 +292,8 @@ async def test_a_repeated_poll_keeps_what_it_is_handed(monkeypatch: pytest.Monke
     looking, go_on = threading.Event(), threading.Event()
     look = Deliveries.poll
 
-    def held_up(self: Deliveries, asked: PollRequest) -> Any:
-        found = look(self, asked)
+    def held_up(self: Deliveries, asked: PollRequest, *more: Any) -> Any:
+        found = look(self, asked, *more)
         if not looking.is_set():
             looking.set()
             go_on.wait(20)

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from postroom.broker.deliver.poll_queue import Permit, PollQueue
-from postroom.broker.waiters import Waiters
+from postroom.broker.waiters import Key, Waiters
 from postroom.client.producer.parcel import Parcel
 from postroom.client.producer.router import UnroutedParcels
 from postroom.config import DEFAULTS
@@ -174,6 +174,71 @@ async def test_nothing_is_known_for_longer_than_is_good(crowd: PollQueue) -> Non
     await asyncio.wait_for(asks(crowd), 20)
 
 
+async def woken(crowd: PollQueue, *news: Key) -> Permit:
+    """A poll that stood there when the news came."""
+    task = asks(crowd)
+    await settle()
+    assert not task.done()
+    for key in news:
+        crowd.told(key)
+    await settle()
+    return turn_of(task)
+
+
+async def test_who_waited_is_told_which_partitions_had_news(crowd: PollQueue) -> None:
+    await barren(crowd)
+    turn = await woken(crowd, ("partition", 7), ("partition", 8), ("partition", 7))
+    assert turn.named == {7, 8}
+    turn.found(rich=False, nothing_for_s=LONG_S)
+    turn = await woken(crowd, ("partition", 9))
+    assert turn.named == {9}
+    crowd.told(("partition", 7))  # not seen by it
+    turn.found_nothing(LONG_S)
+    crowd.told(("partition", 8))
+    late = await crowd.permit(LONG_S)
+    assert late is not None
+    late.begin()
+    assert late.named is None  # it was not there: what came may be long ago
+
+
+async def test_news_of_no_partition_may_be_about_any(crowd: PollQueue) -> None:
+    await barren(crowd)
+    turn = await woken(crowd, ("partition", 7), ("group", 1))
+    assert turn.named is None
+    turn.found(rich=False)  # there may be more, wherever that is
+    tasks = await in_line(crowd, 1)
+    crowd.told(("partition", 7))
+    await settle()
+    assert turn_of(tasks[0]).named == {7}
+
+
+async def test_what_a_poll_left_or_did_not_see_is_looked_for_everywhere(crowd: PollQueue) -> None:
+    await barren(crowd)
+    turn = await woken(crowd, ("partition", 7))
+    turn.found(rich=False)
+    follower = crowd.at_once()
+    follower.begin()
+    follower.failed(StoreBusy("later"))
+    turn = await woken(crowd, ("partition", 8))
+    assert turn.named is None
+
+
+async def test_a_poll_of_some_partitions_learns_nothing_of_the_others(crowd: PollQueue) -> None:
+    """Something is due elsewhere: it is looked for when it was to be, however often others have news."""
+    await barren(crowd, 0.05)
+    turn = await woken(crowd, ("partition", 7))
+    assert turn.named == {7}
+    turn.found(rich=False, nothing_for_s=LONG_S)
+    assert (await asyncio.wait_for(due(crowd), 20)).named is None
+
+
+async def due(crowd: PollQueue) -> Permit:
+    permit = await asks(crowd)
+    assert permit is not None
+    permit.begin()
+    return permit
+
+
 async def test_nothing_is_known_after_nobody_was_there(crowd: PollQueue) -> None:
     with crowd.attended():
         await barren(crowd)
@@ -187,6 +252,18 @@ async def test_nothing_is_known_after_nobody_was_there(crowd: PollQueue) -> None
         task = asks(crowd)
         await settle()
         assert task.done()
+
+
+async def test_whoever_is_back_soon_finds_the_watcher_at_work() -> None:
+    waiters, told = Waiters(lull_s=0.05), asyncio.Queue[str]()
+    waiters.on_first, waiters.on_none = lambda: told.put_nowait("first"), lambda: told.put_nowait("none")
+    for _ in range(3):
+        waiters.enter()
+        waiters.leave()
+    assert (told.qsize(), told.get_nowait()) == (1, "first")
+    assert await asyncio.wait_for(told.get(), 20) == "none"
+    waiters.enter()
+    assert told.get_nowait() == "first"
 
 
 async def took_all(crowd: PollQueue, seconds: float = LONG_S, *, news: bool = False) -> None:

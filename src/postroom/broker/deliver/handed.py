@@ -17,7 +17,7 @@ from ...store.contract import Group, StoredBatch, Topic
 
 __all__ = [
     "WHOLE", "Departure", "Fresh", "Handed", "Outcome", "PartialPoll", "PollAcks", "PollBudget",
-    "ReadRelease", "new_stamp",
+    "ReadRelease", "earlier", "new_stamp",
 ]  # fmt: skip
 
 WHOLE = 2**31  # no limit on bytes
@@ -114,6 +114,7 @@ class PollBudget:
     alone: bool = False  # nothing more, since what it has, or holds, is to be settled first (I14)
     batches: list[StoredBatch] = field(default_factory=list)
     acks: PollAcks | None = None
+    news: frozenset[int] | None = None  # only these partitions can have something; None: any
 
     @contextmanager
     def limited(self, messages: int) -> Iterator[None]:
@@ -187,3 +188,9 @@ def new_stamp(target: Topic | None) -> Stamp | None:
     if target is None:
         return None
     return Stamp(secrets.randbits(62), target.route.ranges[0].partition_id)
+
+
+def earlier(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

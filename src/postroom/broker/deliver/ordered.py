@@ -27,8 +27,8 @@ from ...model.topology.route import Range
 from ...store.contract import Bounds, Granted, Group, Member, Peek, Store, Topic
 from ..topology.catalog_cache import CatalogCache, Source
 from .handed import Departure, Fresh, Handed, PollBudget, new_stamp
-from .readable import fitted
-from .shared import Deliveries, has_due, has_new, is_of_a_shard, lease_of, rotated
+from .readable import fitted, has_due, has_new
+from .shared import Deliveries, is_of_a_shard, lease_of, rotated
 
 __all__ = ["OrderedDeliveries"]
 

@@ -201,11 +201,11 @@ class Polling:
         if not permit.waited:
             await asyncio.sleep(0)  # whoever polls on and on lets others have the event loop
         permit.begin()  # now: whatever becomes of the poll, what it finds counts
-        handed, acks = None, () if along is None else (along.acks,)
+        handed, acks = None, None if along is None else along.acks
         short = not request.repeated and request.messages <= _FEW_MESSAGES  # else it is answered whole (I6)
         if short and request.bytes <= self._limits.window_bytes:
             try:
-                handed = self._workers.run_here(self._deliveries.poll, request, *acks)
+                handed = self._workers.run_here(self._deliveries.poll, request, acks, permit.named)
             except WouldWaitError:
                 request = replace(request, repeated=True)  # it may have been granted something (I6)
             except BaseException as error:
@@ -225,9 +225,10 @@ class Polling:
     ) -> Handed:
         try:
             if handed is None:
-                key, acks = (request.topic, request.group), () if along is None else (along.acks,)
+                key, acks = (request.topic, request.group), None if along is None else along.acks
+                news = None if request.repeated else permit.named
                 try:
-                    handed = await self._workers.run_for(key, self._deliveries.poll, request, *acks)
+                    handed = await self._workers.run_for(key, self._deliveries.poll, request, acks, news)
                 finally:
                     self._tell_settled(along)
             await self.depart(handed.departures, dead=True)

@@ -4,7 +4,8 @@ What a poll finds in a shared group does not depend on who asks: if one found no
 would, until there is news or something is due. So a poll asks the store only with a permit. News gives a
 permit to the first in the queue; what that one was given may not have been all, and then the next has one; if
 it found nothing, or took all that there was, the others wait on. A poll that comes while that is known waits
-at once.
+at once. Where nothing was left, and since then only partitions had news, whoever stood there when it came is
+told which: it need not look at the others.
 
 No news is lost: a queue listens before anybody has a permit, and what came after a poll was begun was not
 seen by it. What is known is worth nothing after nobody was here (then nobody watches other processes), and
@@ -16,8 +17,8 @@ Used in the event loop only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 from ...config import DEFAULTS, BrokerTuning
 from ...errors import StoreError
@@ -28,6 +29,8 @@ __all__ = ["Permit", "PollQueue", "PollQueues"]
 
 
 _Seen = tuple[int, int]
+
+_MOST_NAMED = 1000  # partitions with news that are told apart
 
 
 class PollQueue:
@@ -43,8 +46,11 @@ class PollQueue:
         self._news = 0
         self._known: _Seen = (-1, -1)  # of the last poll after which nothing was left
         self._until = 0.0  # what is known is good until then
+        self._named: dict[int, int] = {}  # partitions with news, and the number of the last
+        self._unnamed = 0  # the number of the last news that was not about one partition
         self._permits = 0  # that are given, and not used yet
         self._rich = False  # the last poll brought all that it asked for
+        self._attendance = _Attendance(self)
         self._keys: Sequence[Key] = ()
         self.sources: Sequence[Source] = ()
         self.fresh_s = 0.0
@@ -70,8 +76,18 @@ class PollQueue:
             self._timer.cancel()
 
     def set(self) -> None:
-        """There is news."""
+        """There is news, of whatever kind."""
         self._news += 1
+        self._unnamed = self._news
+        if self._line:
+            self._advance()
+
+    def told(self, key: Key) -> None:
+        """There is news of a partition, or of a group."""
+        if key[0] != "partition" or len(self._named) >= _MOST_NAMED:
+            return self.set()
+        self._news += 1
+        self._named[key[1]] = self._news
         if self._line:
             self._advance()
 
@@ -84,27 +100,35 @@ class PollQueue:
     def dismiss(self) -> None:
         """Nobody is to wait any longer."""
         for place in self._line:
-            if not place.done():
-                place.set_result(False)
+            _dismiss(place)
         self._line.clear()
 
     # ---- permits ----
 
-    @contextmanager
-    def attended(self) -> Iterator[None]:
+    def attended(self) -> AbstractContextManager[None]:
         """For as long as a poll lasts."""
+        return self._attendance
+
+    def enter(self) -> None:
         self.present += 1
-        try:
-            with self._waiters.somebody():
-                yield
-        finally:
-            self.present -= 1
-            self.left_at = self._loop.time()
+        self._waiters.enter()
+
+    def leave(self) -> None:
+        self._waiters.leave()
+        self.present -= 1
+        self.left_at = self._loop.time()
 
     @property
     def _empty(self) -> bool:
         """Whether a poll would find nothing, as far as is known."""
         return self._known == (self._news, self._waiters.lulls) and self._loop.time() < self._until
+
+    def named(self) -> frozenset[int] | None:
+        """The partitions that had news since nothing was left; None: others may have something as well."""
+        known, lulls = self._known
+        if lulls != self._waiters.lulls or self._unnamed > known or self._loop.time() >= self._until:
+            return None
+        return frozenset([one for one, number in self._named.items() if number > known])
 
     @property
     def lets_in(self) -> bool:
@@ -118,28 +142,23 @@ class PollQueue:
         place: asyncio.Future[bool] = self._loop.create_future()
         self._line[place] = None
         self._advance()
-        if await self._called(place, deadline):
-            return Permit(self, waited=True)
+        timer = self._loop.call_at(deadline, _dismiss, place)
+        try:
+            if await place:
+                return Permit(self, waited=True)
+        except BaseException:
+            if place.done() and not place.cancelled() and place.result():
+                self.pass_on()
+            raise
+        finally:
+            timer.cancel()
+            self._line.pop(place, None)
         return None if self._empty else self.at_once()
 
     def at_once(self) -> Permit:
         """A permit, whatever is known."""
         self._permits += 1
         return Permit(self)
-
-    async def _called(self, place: asyncio.Future[bool], deadline: float) -> bool:
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await place
-        except BaseException as error:
-            called = place.done() and not place.cancelled() and place.result()
-            if isinstance(error, TimeoutError):
-                return called
-            if called:
-                self.pass_on()
-            raise
-        finally:
-            self._line.pop(place, None)
 
     def _advance(self) -> None:
         """Give permits to those for whom there may be something."""
@@ -171,13 +190,15 @@ class PollQueue:
         if self._line:
             self._advance()
 
-    def found_nothing(self, seen: _Seen, seconds: float) -> None:
-        """A poll found nothing, and as far as it knows nothing will be there before so many seconds."""
+    def found_nothing(self, seen: _Seen, seconds: float, partly: bool = False) -> None:
+        """A poll found nothing, and as far as it knows nothing will be there before so many seconds.
+
+        `partly`: it looked at `named` partitions alone; of the others is known what was known before."""
         self._rich = False
-        self._known, self._until = seen, self._loop.time() + min(self.fresh_s, max(0.001, seconds))
+        self._learn(seen, max(0.001, seconds), partly)
         self.pass_on()
 
-    def found(self, seen: _Seen, rich: bool, nothing_for_s: float = 0.0) -> None:
+    def found(self, seen: _Seen, rich: bool, nothing_for_s: float = 0.0, partly: bool = False) -> None:
         """A poll was given something. There may be more, and what was handed out is due when its lease ends.
 
         `nothing_for_s`: it has taken all that there was, and knows when the next is due: if nothing came
@@ -187,37 +208,64 @@ class PollQueue:
         untouched = nothing_for_s > 0 and seen == (self._news, self._waiters.lulls)
         self._news += 1  # whoever asked beside it does not know of its lease
         if untouched:
-            self._known = (self._news, self._waiters.lulls)
-            self._until = self._loop.time() + min(self.fresh_s, nothing_for_s)
+            self._learn((self._news, seen[1]), nothing_for_s, partly)
+        else:
+            self._unnamed = self._news
         self.pass_on()
+
+    def _learn(self, seen: _Seen, seconds: float, partly: bool) -> None:
+        until = self._loop.time() + min(self.fresh_s, seconds)
+        self._known, self._until = seen, min(until, self._until) if partly else until
+        self._named = {one: number for one, number in self._named.items() if number > seen[0]}
 
     def failed(self, seen: _Seen, error: BaseException) -> None:
         self._rich = False
         if isinstance(error, StoreError):
             self._known, self._until = seen, self._loop.time() + self._failure_s
+            self._unnamed = self._news + 1  # what it did not see is nobody's news any more
         self.pass_on()
+
+
+def _dismiss(place: asyncio.Future[bool]) -> None:
+    if not place.done():
+        place.set_result(False)
+
+
+class _Attendance:
+    """Holds nothing itself: all polls of a queue share it."""
+
+    def __init__(self, queue: PollQueue) -> None:
+        self._queue = queue
+
+    def __enter__(self) -> None:
+        self._queue.enter()
+
+    def __exit__(self, *raised: object) -> None:
+        self._queue.leave()
 
 
 class Permit:
     """A poll's right to ask the store; passed on at its end if it was not used."""
 
-    __slots__ = ("_queue", "_seen", "used", "waited")
+    __slots__ = ("_queue", "_seen", "named", "used", "waited")
 
     def __init__(self, queue: PollQueue, *, waited: bool = False) -> None:
         self._queue = queue
         self._seen: _Seen = (-1, -1)
+        self.named: frozenset[int] | None = None  # of `PollQueue.named`, if the poll stood there then
         self.used = False
         self.waited = waited  # in the queue, and so for at least one turn of the event loop
 
     def begin(self) -> None:
         """To be called before the store is asked, and one of the next three after it."""
         self.used, self._seen = True, (self._queue._news, self._queue._waiters.lulls)
+        self.named = self._queue.named() if self.waited else None
 
     def found_nothing(self, seconds: float) -> None:
-        self._queue.found_nothing(self._seen, seconds)
+        self._queue.found_nothing(self._seen, seconds, self.named is not None)
 
     def found(self, rich: bool, nothing_for_s: float = 0.0) -> None:
-        self._queue.found(self._seen, rich, nothing_for_s)
+        self._queue.found(self._seen, rich, nothing_for_s, self.named is not None)
 
     def failed(self, error: BaseException) -> None:
         self._queue.failed(self._seen, error)

@@ -12,9 +12,9 @@ from ...model.delivery.delivery import Delivery
 from ...model.frozen import dataclass
 from ...model.policy.bounds import make_room
 from ...model.topology.route import Range, Route
-from ...store.contract import Bounds, Group, Peek, Progress, StoredBatch
+from ...store.contract import Bounds, Granted, Group, Peek, Progress, StoredBatch
 
-__all__ = ["Fitted", "TailCache", "Unread", "fitted"]
+__all__ = ["CaughtUp", "Fitted", "TailCache", "Unread", "fitted", "has_due", "has_new", "took_all"]
 
 
 _ENTRY_BYTES = 300  # what a cached batch costs beside its data
@@ -60,6 +60,12 @@ class TailCache:
         with self._lock:
             tail = self._tails.get(partition_id)
             return tail is not None and tail.end >= end
+
+    def end_from(self, partition_id: int, offset: int) -> int | None:
+        """Return the offset behind the newest batch here; None: the message at `offset` is not here."""
+        with self._lock:
+            tail = self._tails.get(partition_id)
+            return tail.end if tail is not None and tail.read(offset, 1, 1) else None
 
     def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
         """Batches without a gap from the one that contains `offset`; empty if that one is not here."""
@@ -114,7 +120,57 @@ class _Tail:
         return found
 
 
-_MOST = 20_000  # groups of which is known what they have drained; the store knows of all
+class CaughtUp:
+    """It knows where groups were left that had read a partition to its end, as far as that was here.
+
+    Only a hint: another process may have moved the cursor since. Any thread may use it.
+    """
+
+    def __init__(self, tail: TailCache) -> None:
+        self._tail = tail
+        self._cursors: dict[tuple[int, int, int], int] = {}  # by group, its generation, and partition
+
+    def note(self, group: Group, partition_id: int, cursor: int) -> None:
+        key = (group.id, group.generation, partition_id)
+        if key not in self._cursors:
+            make_room(self._cursors, _MOST)
+        self._cursors[key] = cursor
+
+    def since(
+        self, group: Group, pieces: Sequence[Range]
+    ) -> tuple[list[tuple[Range, int]], dict[int, Bounds]] | None:
+        """From where on each of the partitions has new messages, and its bounds as far as that goes; None: of
+        one of them this is not known, or its next message is not in memory."""
+        fresh: list[tuple[Range, int]] = []
+        bounds: dict[int, Bounds] = {}
+        for piece in pieces:
+            partition_id = piece.partition_id
+            cursor = self._cursors.get((group.id, group.generation, partition_id))
+            end = None if cursor is None else self._tail.end_from(partition_id, cursor)
+            if cursor is None or end is None:
+                return None
+            fresh.append((piece, cursor))
+            bounds[partition_id] = Bounds(0, end)
+        return fresh, bounds
+
+
+def took_all(granted: Granted, cursor: int, bounds: Bounds) -> bool:
+    """Whether a poll of a partition with nothing due was given all that it had: new messages, to its end."""
+    one = granted.deliveries[0] if len(granted.deliveries) == 1 else None
+    if one is None or granted.again or granted.leaving or granted.unplaced or granted.draining:
+        return False
+    return one.first >= cursor and one.last + 1 >= bounds.end
+
+
+def has_new(peek: Peek, bounds: Bounds) -> bool:
+    return max(peek.cursor, bounds.start) < bounds.end
+
+
+def has_due(peek: Peek | None, now: int) -> bool:
+    return peek is not None and peek.next_due is not None and peek.next_due <= now
+
+
+_MOST = 20_000  # groups of which is known something; the store knows of all
 
 
 class Unread:

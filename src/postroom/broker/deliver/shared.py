@@ -51,12 +51,13 @@ from .handed import (
     PollAcks,
     PollBudget,
     ReadRelease,
+    earlier,
     new_stamp,
 )
 from .parked import ParkedLines
-from .readable import TailCache, Unread, fitted
+from .readable import CaughtUp, TailCache, Unread, fitted, has_due, has_new, took_all
 
-__all__ = ["Deliveries", "earlier", "has_due", "has_new", "is_of_a_shard", "lease_of", "rotated"]
+__all__ = ["Deliveries", "is_of_a_shard", "lease_of", "rotated"]
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Ask | OrderedAsk, contravariant=True)
@@ -91,12 +92,16 @@ class Deliveries:
         self.parked = ParkedLines(store, catalog, self.read)
         self._retries = FarRetries(catalog, self.read_span, far_retry_ms)
         self._turn = 0  # partitions take turns at being first
+        self._caught_up = CaughtUp(tail)
 
     # ---- poll ----
 
-    def poll(self, request: PollRequest, acks: PollAcks | None = None) -> Handed:
-        """What there is for this poll; `acks` that came with it are stored then, or it raises."""
-        return self.by_fresh_catalog(self._poll if acks is None else partial(self._poll, acks=acks), request)
+    def poll(
+        self, request: PollRequest, acks: PollAcks | None = None, news: frozenset[int] | None = None
+    ) -> Handed:
+        """What there is for this poll; `acks` that came with it are stored then, or it raises. `news`: only
+        these partitions can have something, as far as is known, and it came just now."""
+        return self.by_fresh_catalog(partial(self._poll, acks=acks, news=news), request)
 
     def by_fresh_catalog(self, poll: Callable[[PollRequest], Handed], request: PollRequest) -> Handed:
         for _ in range(_FRESH_LOOKS):
@@ -109,10 +114,14 @@ class Deliveries:
                     raise  # and else the next look leaves that shard out (R6)
         return poll(request)
 
-    def _poll(self, request: PollRequest, acks: PollAcks | None = None) -> Handed:
+    def _poll(
+        self, request: PollRequest, acks: PollAcks | None = None, news: frozenset[int] | None = None
+    ) -> Handed:
         sources, handed = self._sources(request), Handed()
         dead = self._catalog.dead_letters(request.topic, request.group)
-        look = PollBudget(request, dead, request.messages, request.bytes, request.empty_handed, acks=acks)
+        look = PollBudget(
+            request, dead, request.messages, request.bytes, request.empty_handed, acks=acks, news=news
+        )
         self._turn += not request.repeated  # begun anew in a thread, it begins where it was
         own_topics = len(sources) > 1 and request.lane_messages
         lane = slow_topic(request.topic, request.group) if own_topics else None
@@ -155,6 +164,8 @@ class Deliveries:
         pieces = self.unread.partitions(topic.route, group)
         if isinstance(look.request, PartialPoll) and topic.name == look.request.topic:
             pieces = tuple(piece for piece in pieces if piece.partition_id in look.request.only)
+        if look.news is not None and self._poll_news(source, pieces, look, handed):
+            return
         ids = self._store.present([piece.partition_id for piece in pieces])
         bounds = self._store.log.bounds(ids)
         if self.paused(look.request):
@@ -187,6 +198,23 @@ class Deliveries:
                 return
         if fresh:
             self._poll_fresh(source, fresh, bounds, look, handed, now)
+
+    def _poll_news(self, source: Source, pieces: Sequence[Range], budget: PollBudget, handed: Handed) -> bool:
+        """Ask for new messages alone, which are in memory, by where the group was left. False: more than that
+        may be there, or less.
+
+        The cursor under the lock is what counts: where another process has moved it, the partitions are
+        looked at as ever. The poll stood waiting when the messages came, so nobody was told since that they
+        are purged."""
+        news = [piece for piece in pieces if piece.partition_id in (budget.news or ())]
+        known = self._caught_up.since(source[1], rotated(news, self._turn))
+        if known is None or len(self._store.present([*known[1]])) < len(news):
+            return False
+        if self.paused(budget.request):
+            budget.full = True
+        elif news:
+            self._poll_fresh(source, *known, budget, handed, self._store.now_ms())
+        return bool(handed.grants) or not budget.left
 
     def _poll_partition(
         self,
@@ -249,7 +277,10 @@ class Deliveries:
             if isinstance(answer, StoreUnavailable) or answer.granted is None:
                 look.left = True  # the next poll leaves its shard out (R6)
                 continue
-            look.left = look.left or not took_all(answer.granted, cursor, bounds[piece.partition_id])
+            took = took_all(answer.granted, cursor, bounds[piece.partition_id])
+            if took:
+                self._caught_up.note(group, piece.partition_id, answer.granted.deliveries[0].last + 1)
+            look.left = look.left or not took
             look.unread = True
             self._hand(handed, look, topic, group, piece, answer.granted)
             look.unread = False
@@ -444,7 +475,7 @@ class Deliveries:
 
     def _settlements(self, part: Settle, group: Group, target: Topic | None, now: int) -> list[Settlement]:
         settlements, aside = [], None
-        held = cache(lambda: self._store.progress.leaving(group, part.partition_id, part.token))
+        in_flight: Callable[[], Sequence[Delivery]] | None = None
         for verdict in part.verdicts:
             if verdict.kind == "ack" and verdict.line is None:
                 settlements.append(Settlement(Kind.ACK, verdict.first, verdict.last))
@@ -455,8 +486,12 @@ class Deliveries:
                 continue
             _check_park(verdict, group)
             one = _settlement(verdict, now, target)
-            is_retry = one.kind is Kind.RETRY
-            settlements += self._retries.of(one, group, part.partition_id, held, now) if is_retry else [one]
+            if one.kind is not Kind.RETRY:
+                settlements.append(one)
+                continue
+            if in_flight is None:
+                in_flight = cache(partial(self._store.progress.leaving, group, part.partition_id, part.token))
+            settlements += self._retries.of(one, group, part.partition_id, in_flight, now)
         return settlements
 
     def _settled(self, part: Settle, group: Group, done: Settled, outcome: Outcome) -> Settle | None:
@@ -558,25 +593,3 @@ def rotated(items: Sequence[T], turn: int) -> list[T]:
     """The items, beginning with another one each turn."""
     at = turn % max(1, len(items))
     return [*items[at:], *items[:at]]
-
-
-def took_all(granted: Granted, cursor: int, bounds: Bounds) -> bool:
-    """Whether a poll of a partition with nothing due was given all that it had: new messages, to its end."""
-    one = granted.deliveries[0] if len(granted.deliveries) == 1 else None
-    if one is None or granted.again or granted.leaving or granted.unplaced or granted.draining:
-        return False
-    return one.first >= cursor and one.last + 1 >= bounds.end
-
-
-def has_new(peek: Peek, bounds: Bounds) -> bool:
-    return max(peek.cursor, bounds.start) < bounds.end
-
-
-def has_due(peek: Peek | None, now: int) -> bool:
-    return peek is not None and peek.next_due is not None and peek.next_due <= now
-
-
-def earlier(one: int | None, other: int | None) -> int | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)

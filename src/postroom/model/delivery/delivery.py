@@ -354,7 +354,8 @@ class _Draft:
         last = min(self.ask.end, self.cursor + self.left) - 1
         if last < self.cursor or self.left <= 0:
             return
-        held = self._held(Delivery(self.cursor, last, 0), alone=False)
+        ask, until = self.ask, self.now + self.terms.lease_ms
+        held = Delivery(self.cursor, last, until, ask.token, ask.member)
         self.cursor = last + 1
         if not self.ask.on_delivery:
             self.put.append(held)

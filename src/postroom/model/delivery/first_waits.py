@@ -28,18 +28,20 @@ _MOST = 999_999  # messages in a set, about
 
 def noted(text: str, waited_ms: int, messages: int, *, now_ms: int, period_ms: int) -> str:
     """Return the histogram with so many messages more that have waited so long."""
-    period, counts, before = _at(text, now_ms // period_ms)
+    period, now, before = _at(text, now_ms // period_ms)
+    counts = _read(now)
     bucket = min(_LAST, int(_PER_OCTAVE * log2(1 + max(0, waited_ms))))
     counts[bucket] = counts.get(bucket, 0) + max(1, messages)
     while sum(counts.values()) > _MOST:
         counts = {one: ceil(count / 2) for one, count in counts.items()}
-    return f"{period}:{_written(counts)}|{_written(before)}"
+    written = ",".join([f"{one}={count}" for one, count in sorted(counts.items())])
+    return f"{period}:{written}|{before}"
 
 
 def recent(text: str, *, now_ms: int, period_ms: int) -> Counter[int]:
     """Return how many messages each bucket has, of this period and the one before."""
-    _, counts, before = _at(text, now_ms // period_ms)
-    return Counter(counts) + Counter(before)
+    _, now, before = _at(text, now_ms // period_ms)
+    return Counter(_read(now)) + Counter(_read(before))
 
 
 def percentile(counts: Mapping[int, int], share: float) -> int | None:
@@ -52,25 +54,21 @@ def percentile(counts: Mapping[int, int], share: float) -> int | None:
     return None
 
 
-def _at(text: str, period: int) -> tuple[int, dict[int, int], dict[int, int]]:
-    """Return both sets as they are in that period; a clock that was set back is followed."""
+def _at(text: str, period: int) -> tuple[int, str, str]:
+    """Return both sets as they are in that period, unread; a clock that was set back is followed."""
     number, _, sets = text.partition(":")
     then = int(number) if number.isdecimal() else period
     now, _, before = sets.partition("|")
     if then == period:
-        return period, _read(now), _read(before)
-    return period, {}, _read(now) if then == period - 1 else {}
+        return period, now, before
+    return period, "", now if then == period - 1 else ""
 
 
 def _read(text: str) -> dict[int, int]:
     try:
         return {
             int(bucket): int(count)
-            for bucket, _, count in (one.partition("=") for one in text.split(",") if one)
+            for bucket, _, count in [one.partition("=") for one in text.split(",") if one]
         }
     except ValueError:
         return {}
-
-
-def _written(counts: Mapping[int, int]) -> str:
-    return ",".join(f"{bucket}={count}" for bucket, count in sorted(counts.items()))

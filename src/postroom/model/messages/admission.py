@@ -2,10 +2,11 @@
 
 Decides by one walk over the records, in the C codec, without the checksum: whoever appends looks at that.
 Batches that our own process builds need none of it. Must never take long in one piece, nor unpack more than
-a batch may have: `walk` yields between its steps, so that its caller sees how long it took and may do the
-rest elsewhere. The codec makes an object for each header of a record before anybody can count them, and
-believes a record's length only in the end. So of a large batch it is given some KB at a time, and a record
-that is larger has its headers counted first; of anybody who sent a bad batch before, it is so with all.
+a batch may have: `walk` yields between its steps (a small batch is one), so that its caller sees how long it
+took and may do the rest elsewhere. The codec makes an object for each header of a record before anybody can
+count them, and believes a record's length only in the end. So of a large batch it is given some KB at a time,
+and a record that is larger has its headers counted first; of anybody who sent a bad batch before, it is so
+with all.
 """
 
 from __future__ import annotations
@@ -67,9 +68,11 @@ def walk(batch: bytes, now_ms: int, *, careful: bool = False) -> Iterator[None]:
         plain = yield from _plain(batch, header)
         following = header.base_offset
         large = len(plain) - HEADER_SIZE > (_STEP_BYTES if careful else _LARGE_BYTES)
+        begun = False
         for found in _in_parts(plain, header.records) if large else _in_slices(plain, header.records):
-            following = _check(found, following, now_ms)
-            yield
+            if begun:
+                yield
+            following, begun = _check(found, following, now_ms), True
     except PostroomError:
         raise
     except NoRoom:
@@ -84,6 +87,7 @@ def walk_all(data: bytes, now_ms: int, *, careful: bool = False) -> Iterator[Non
     """Batches that follow each other, in the same way."""
     for batch in batches_in(data):
         yield from walk(batch, now_ms, careful=careful)
+        yield
 
 
 def _checked_header(batch: bytes, now_ms: int) -> BatchHeader:

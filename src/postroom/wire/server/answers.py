@@ -138,6 +138,8 @@ class Share:
     def fits(self, size: int, mine: int = 0) -> bool:
         """Returns whether there is room for so much more; `mine` of what is held is for the same answer."""
         answers = self._answers
+        if answers.held == mine:  # all that is held anywhere
+            return True
         return (
             _fits(self.held, size, answers.most_of_connection, mine)
             and _fits(answers.held_by(self.principal), size, answers.most_of_principal, mine)

@@ -71,7 +71,7 @@ class Host(Protocol):
 class Connection(asyncio.Protocol):
     def __init__(self, host: Host) -> None:
         self._host, self._tuning = host, host.listening.tuning
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._tick_ms = asyncio.get_running_loop(), 1000 * self._tuning.tick_s
         self._parser = FrameParser(host.listening.first_frame_bytes)
         self._transport: asyncio.Transport | None = None
         self._session: Session | None = None
@@ -86,8 +86,7 @@ class Connection(asyncio.Protocol):
         self._stopping = False
         self._refused_at: float | None = None
         self._gone = asyncio.Event()
-        self._writable = asyncio.Event()
-        self._writable.set()
+        self._written: asyncio.Event | None = None  # set once the client has read; None: it reads
         self._made_at = self._heard_at = self._frame_at = self._stuck_at = self._loop.time()
         self.client = ""
         self._asked: dict[int, Ask] = {}
@@ -124,20 +123,25 @@ class Connection(asyncio.Protocol):
             self.refuse(BrokerUnavailable("this broker is short of memory: ask another, or try again later"))
 
     def pause_writing(self) -> None:
-        self._writable.clear()
+        self._written = asyncio.Event()
         self._stuck_at = self._loop.time()
         self.throttle()
 
     def resume_writing(self) -> None:
-        self._writable.set()
+        self._go_on_writing()
         self.count_unread()
         self.throttle()
+
+    def _go_on_writing(self) -> None:
+        if self._written is not None:
+            self._written.set()
+            self._written = None
 
     def connection_lost(self, error: Exception | None) -> None:
         self._count_begun(0)
         if self._looking is not None:
             self._looking.cancel()
-        self._writable.set()
+        self._go_on_writing()
         self._transport = None
         self.count_unread()
         for task in self._undone:
@@ -189,7 +193,8 @@ class Connection(asyncio.Protocol):
         self._host.held_bytes -= size
         if not self._reading:
             self.throttle()
-        self._host.freed()
+        if self._host.short_of_room:
+            self._host.freed()
 
     async def _greet(self, frame: Frame) -> None:
         hello: Hello | None = None
@@ -224,7 +229,8 @@ class Connection(asyncio.Protocol):
                 return
             if self._stopping:
                 raise BrokerUnavailable(_STOPPING)
-            await self._writable.wait()  # no more is fetched for a client that does not read
+            if self._written is not None:
+                await self._written.wait()  # no more is fetched for a client that does not read
             assert self._session is not None
             if found.small:  # no room is looked for
                 reply = await self._session.call(found, request, frame.body)
@@ -244,9 +250,9 @@ class Connection(asyncio.Protocol):
         share, held = session.share, session.expected(found, request)
         await share.room(held)
         try:
-            if not self._writable.is_set():
-                await self._writable.wait()
-            early = partial(self._send_part, frame, asyncio.current_task()) if found.early else None
+            if self._written is not None:
+                await self._written.wait()
+            early = partial(self._send_part, frame, self._tasks.get(frame.id)) if found.early else None
             reply = await session.call(found, request, frame.body, early)
             header, body = packed(found, reply)
             head = encode_header(header)
@@ -258,6 +264,8 @@ class Connection(asyncio.Protocol):
             share.hold(size - held)
             held = size
             self._send(frame, head, body)
+            if self._looking is None:
+                self._look_soon()
         finally:
             share.hold(-held)
 
@@ -273,7 +281,7 @@ class Connection(asyncio.Protocol):
 
     def _look_soon(self) -> None:
         look_ms = 0 if self._session is None else self._session.look_ms
-        if 0 < look_ms < 1000 * self._tuning.tick_s and self._transport is not None:
+        if 0 < look_ms < self._tick_ms and self._transport is not None:
             self._looking = self._loop.call_later(max(self._tuning.least_check_s, look_ms / 1000), self._look)
 
     def _look(self) -> None:
@@ -321,8 +329,6 @@ class Connection(asyncio.Protocol):
         self._tasks.pop(frame.id, None)  # whoever has the answer may use the id again
         if self._transport is not None:
             self._put(pieces)
-        if self._looking is None:
-            self._look_soon()
 
     def _send_part(self, frame: Frame, task: asyncio.Task[Any] | None, part: Any) -> None:
         """Sends the first part of an answer, unless the request was ended otherwise: it is small."""
@@ -384,7 +390,7 @@ class Connection(asyncio.Protocol):
             and len(self._waiting) < limits.polls_at_once
             and self._held_bytes < limits.request_bytes
             and self._host.held_bytes < limits.all_request_bytes
-            and self._writable.is_set()
+            and self._written is None
         )
         if self._host.held_bytes >= limits.all_request_bytes:
             self._host.short_of_room = True
@@ -415,7 +421,7 @@ class Connection(asyncio.Protocol):
             self.count_unread()
         if self._session is None and (now - self._made_at) * 1000 > limits.unauthenticated_ms:
             self.refuse(ProtocolError(f"no Hello within {limits.unauthenticated_ms} ms"))
-        elif not self._writable.is_set() and (now - self._stuck_at) * 1000 > self._patience_ms:
+        elif self._written is not None and (now - self._stuck_at) * 1000 > self._patience_ms:
             _log.warning("%s (%s) does not read its answers: closed", self.client, self.peer)
             self.abort()
         elif not self._reading:

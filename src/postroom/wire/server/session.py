@@ -14,6 +14,8 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from msgspec.structs import asdict
+
 from ...broker.access import Gatekeeper
 from ...broker.served import Servable
 from ...endpoint import requests as r
@@ -60,6 +62,8 @@ _LISTED_BYTES = 1024 * 1024  # a list is expected to be no longer, unless the la
 _MOST_MESSAGES = 20_000  # of one answer, whatever is asked for
 _POLLS = (r.Poll, r.SettleAndPoll)
 _SETTLES = (r.SettleParts, r.SettleAndPoll)
+_SENDS, _OF_PARTITION = (r.Append, r.Stage), (r.Append, r.Fetch)
+_OF_MEMBER, _MEMBERSHIP = (*_POLLS, r.Unpark), (r.Subscribe, r.Unsubscribe)
 
 
 class Session:
@@ -97,37 +101,32 @@ class Session:
         `early` is called with the first part of an answer that has two.
         """
         await self._permit(operation, request)
-        if isinstance(request, r.Append | r.Stage):
+        if isinstance(request, _SENDS):
             await self._admit(request, body)
         elif isinstance(request, r.Beats):  # the only operation that blocks
             return await self._beat(request.beats)
         elif isinstance(request, _SETTLES):
             self._holdings.settled(request.parts)
-        arguments = {field: getattr(request, field) for field in request.__struct_fields__}
+        arguments = asdict(request)
         if operation.body:
             arguments[operation.body] = body
         if operation.early:
             arguments[operation.early] = early
         arguments.update(operation.told(self._principal))
-        if operation.changes is None:
-            return await self._asked(operation, arguments)
-        with asked_by(Asker(self._principal.name, "wire", self.peer)):
-            return await self._asked(operation, arguments)
+        method = getattr(self._broker, operation.name)
+        share = self._fit(arguments) if operation.waits else 0
+        self._polls_bytes -= share
+        try:
+            if operation.changes is None:
+                return await method(**arguments)
+            with asked_by(Asker(self._principal.name, "wire", self.peer)):
+                return await method(**arguments)
+        finally:
+            self._polls_bytes += share
 
     def shown(self, error: UnknownTopic) -> UnknownTopic:
         """Returns the error as the client may see it."""
         return self._gatekeeper.shown(self._principal, error)
-
-    async def _asked(self, operation: Operation, arguments: dict[str, Any]) -> Any:
-        method = getattr(self._broker, operation.name)
-        if not operation.waits:
-            return await method(**arguments)
-        share = self._fit(arguments)
-        self._polls_bytes -= share
-        try:
-            return await method(**arguments)
-        finally:
-            self._polls_bytes += share
 
     def _fit(self, arguments: dict[str, Any]) -> int:
         """Lets a poll or a fetch bring no more than it may; returns how many bytes that is."""
@@ -157,7 +156,7 @@ class Session:
 
     def may_drop(self, operation: Operation, request: Any) -> bool:
         """Returns whether an answer without room may be thrown away: it can be asked for again."""
-        if isinstance(request, (*_POLLS, r.Unpark)):
+        if isinstance(request, _OF_MEMBER):
             return not request.request.on_delivery  # else it is settled, and would be lost
         return operation.reads
 
@@ -184,10 +183,12 @@ class Session:
         walking = walk if isinstance(request, r.Append) else walk_all
         async with self._admitting:
             steps = walking(body, self._broker.now_ms(), careful=self._careful)
-            until = time.thread_time() + self._admit_s
+            until: float | None = None  # the first step is small: a batch that has no other takes no time
             try:
                 for _ in steps:
-                    if time.thread_time() >= until:
+                    now = time.thread_time()
+                    until = now + self._admit_s if until is None else until
+                    if now >= until:
                         await self._broker.in_thread(_rest_of, steps)
             except PostroomError:
                 self._careful = True
@@ -229,7 +230,7 @@ class Session:
     async def _permit(self, operation: Operation, request: Request) -> None:
         self._principal = principal = await self._gatekeeper.current(self._principal)
         self._gatekeeper.permit(principal, operation, request)
-        if isinstance(request, r.Append | r.Fetch):
+        if isinstance(request, _OF_PARTITION):
             await self._gatekeeper.check_partition(request.topic, request.partition_id)
         elif isinstance(request, _SETTLES):
             refuse_overlaps(request.parts)
@@ -248,11 +249,11 @@ def _rest_of(steps: Iterator[None]) -> None:
 
 def _members(request: Any) -> Iterable[str]:
     """Returns who takes part in a group, by what a request says."""
-    if isinstance(request, (*_POLLS, r.Unpark)):
+    if isinstance(request, _OF_MEMBER):
         return (request.request.member,)
     if isinstance(request, r.Beats):
         return {beat.member for beat in request.beats}
-    return (request.member,) if isinstance(request, r.Subscribe | r.Unsubscribe) else ()
+    return (request.member,) if isinstance(request, _MEMBERSHIP) else ()
 
 
 def _acks(held: Held) -> tuple[Verdict, ...]:
