@@ -348,8 +348,13 @@ class _Repeats:
         return "killed" if killed_at is not None and killed_at <= later.at and not earlier.outcome else ""
 
     def _unflushed(self, earlier: _Handling, later: _Handling) -> bool:
+        """A crash forgot an ack that was stored and not flushed yet. If its holder stood still, the answer
+        may have waited for it since."""
+        at = earlier.outcome_at
+        pauses = self._seen.paused.get(earlier.by, ())
+        since = min([at, *(one.at for one in pauses if earlier.at <= one.until and one.at <= at)])
         return any(
-            outage.crash and outage.at - self._lazy_ns <= earlier.outcome_at <= outage.until
+            outage.crash and outage.at - self._lazy_ns <= at and since <= outage.until
             for outage in self._seen.outages
             if outage.at <= later.at
         )

@@ -129,6 +129,14 @@ def test_a_crash_may_forget_an_ack_that_was_not_flushed() -> None:
     assert judged(sent(A), first, again, [orderly], lazy_ns=7).of("acked again") == [A]
 
 
+def test_an_answer_may_wait_for_a_holder_that_stands_still_while_a_crash_forgets_the_ack() -> None:
+    crash, again = Event(9, "outage", until=12, crash=True), handled(50, A, "c1")
+    first = [at(1, "handled", A), at(20, "settled", A)]
+    assert judged(sent(A), first, again, [crash]).of("acked again") == [A]
+    assert judged(sent(A), first, again, [crash], [at(8, "paused", "", until=19)]).excused == {"crash": 1}
+    assert judged(sent(A), first, again, [crash], [at(13, "paused", "", until=19)]).of("acked again") == [A]
+
+
 def test_a_crash_may_forget_a_hand_out_for_one_lease() -> None:
     crash, first = Event(10, "outage", until=20, crash=True), handled(30, A)
     assert judged(sent(A), first, handled(50, A, "c1"), [crash], lease_ns=30).excused == {"forgotten": 1}
