@@ -7,7 +7,9 @@ What the broker's process used of the processor is counted over the same time, a
 calls the client: no broker can make that one faster. Idle consumers are connections that keep a Fetch
 waiting, half a second each, as clients do.
 
-Brokers take turns, round by round, so that a slow moment of the machine hits both; the median counts.
+Brokers take turns, round by round and each first in turn, so that a slow moment of the machine hits both; the
+median counts. With them goes a bare file, to which pieces of a megabyte are appended, each flushed: no broker
+that writes its bytes once is faster.
 """
 
 from __future__ import annotations
@@ -16,14 +18,16 @@ import asyncio
 import os
 import statistics
 import struct
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tests.servers.places import free_port
+from tests.servers.places import base_folder, free_port
 
 from .peers.kafka_server import kafka_server
 from .peers.peer import HOST, NotInstalled, ServerProcess
@@ -34,6 +38,7 @@ __all__ = ["Speed", "run"]
 SIZES = (100, 1000)
 _TICK = os.sysconf("SC_CLK_TCK")
 _PATIENCE_S = 120
+_PIECE_BYTES = 1 << 20
 _IDLE_WAIT_MS = 500  # fetch.max.wait.ms, as clients have it
 
 
@@ -71,10 +76,11 @@ def run(
         found: dict[tuple[str, str, int], list[Speed]] = {}
         for number in range(rounds):
             for size in SIZES:
-                for broker in brokers:
-                    for speed in _round(broker, f"round{number}-{size}", size, seconds):
-                        found.setdefault((speed.broker, speed.what, size), []).append(speed)
-                        told(f"{speed.broker}: {speed.what} {size} B: {speed.per_s:,.0f}/s")
+                turns = (_round(broker, f"round{number}-{size}", size, seconds) for broker in brokers)
+                for speed in chain(_bare_file(size, seconds), *turns):
+                    found.setdefault((speed.broker, speed.what, size), []).append(speed)
+                    told(f"{speed.broker}: {speed.what} {size} B: {speed.per_s:,.0f}/s")
+            brokers.reverse()
         medians = [_median(speeds) for speeds in found.values()]
         return medians + [asyncio.run(_idle(broker, idle, 2 * seconds)) for broker in brokers]
 
@@ -146,6 +152,20 @@ def _round(broker: _Broker, topic: str, size: int, seconds: float) -> Iterator[S
     client.create_topics([wanted])[topic].result(_PATIENCE_S)
     yield _published(broker, topic, size, seconds)
     yield _consumed(broker, topic, size)
+
+
+def _bare_file(size: int, seconds: float) -> Iterator[Speed]:
+    """What the disk takes, as messages of that size a second."""
+    piece, pieces = os.urandom(_PIECE_BYTES), 0
+    with tempfile.TemporaryFile(dir=base_folder(), buffering=0) as file:
+        began, used = time.perf_counter(), time.thread_time()
+        while time.perf_counter() < began + seconds:
+            file.write(piece)
+            os.fdatasync(file.fileno())
+            pieces += 1
+        took, used = time.perf_counter() - began, time.thread_time() - used
+    messages = pieces * _PIECE_BYTES / size
+    yield Speed("bare file", "publish", size, messages / took, used / messages * 1e6)
 
 
 def _published(broker: _Broker, topic: str, size: int, seconds: float) -> Speed:

@@ -65,7 +65,7 @@ def _do(command: list[str | Path], cwd: Path, how: str, **env: str) -> Ran:
         raise Missing(f"needs {program}: {how}")
     ran = run(command, _LIMIT_S, cwd=cwd, env=env)
     if ran.code:
-        raise Missing(f"{program} failed with {ran.code}: {ran.last_line}")
+        raise Missing(f"{program} failed with {ran.code}: {ran.last_line}; {how}")
     return ran
 
 
@@ -132,9 +132,10 @@ def franz_go(version: str = "v1.22.2") -> Path:
 
 def librdkafka(carrier: str = "1.10.1") -> Path:
     """The folder of its tests, built. The Node client of that version carries librdkafka 2.15.1 with them."""
-    how = "install a C and C++ compiler, make and npm"
+    how = "install a C and C++ compiler, make, npm, and zstd's headers (libzstd-dev)"
 
     def make(place: Path) -> None:
+        _do(["cc", "-fsyntax-only", "-include", "zstd.h", "-x", "c", "/dev/null"], place, how)
         _do(["npm", "pack", "--silent", f"@confluentinc/kafka-javascript@{carrier}"], place, how)
         [archive] = place.glob("*.tgz")
         _unpacked(archive, place, "deps/librdkafka")
@@ -142,7 +143,7 @@ def librdkafka(carrier: str = "1.10.1") -> Path:
         _do(["make", "-j2", "libs"], place, how)
         _do(["make", "-j2", "-C", "tests", "build"], place, how)
 
-    return _made(f"librdkafka-{carrier}", make) / "tests"
+    return _made(f"librdkafka-{carrier}-zstd", make) / "tests"
 
 
 def kafka_tools(version: str = _KAFKA_TOOLS) -> Path:

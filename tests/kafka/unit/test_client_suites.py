@@ -9,7 +9,13 @@ from tests.kafka_clients.__main__ import EXPECTED, SUITES
 from tests.kafka_clients.outcome import FAILED, PASSED, SKIPPED, Case, judged, known_failures, table
 from tests.kafka_clients.running import TIMED_OUT, Ran
 from tests.kafka_clients.suites import java_trouble
-from tests.kafka_clients.suites.outsiders import kgo_cases, librdkafka_cases, pytest_cases
+from tests.kafka_clients.suites.outsiders import (
+    kgo_cases,
+    librdkafka_cases,
+    part_case,
+    parts_in,
+    pytest_cases,
+)
 from tests.kafka_clients.suites.share import java_cases
 
 ROW = "\x1b[32m| {name:40} | {verdict:>10} | {took:7.3f}s \x1b[0m| {reason}\n"
@@ -44,6 +50,21 @@ def test_a_test_of_librdkafka_that_ends_the_process_has_failed() -> None:
     assert cases == [Case("0022_consume", FAILED, "failed at do_test:265")]
     assert librdkafka_cases("0137", Ran(TIMED_OUT, "…"))[0].verdict == FAILED
     assert librdkafka_cases("0137", Ran(0, ""))[0].verdict == FAILED, "not a word is no success"
+
+
+def test_a_part_of_librdkafkas_tests_that_was_not_run_has_not_passed() -> None:
+    source = (
+        "static void do_test_one(int n) {\n        SUB_TEST();\n}\n"
+        'static void helper(void) {\n}\nvoid other() {\n        SUB_TEST_QUICK("%d", 1);\n}\n'
+    )
+    assert parts_in(source) == ["do_test_one", "other"]
+    said = "\x1b[32m[ do_test_one:12: n=1: PASS (0.10s) ]\n[ other:7: SKIP: needs more ]\n"
+    ran, passed = Ran(0, said + row("0171_share", "PASSED", 2)), [Case("0171_share", PASSED)]
+    assert part_case("0171 one", "do_test_one", passed, ran) == Case("0171 one", PASSED)
+    assert part_case("0171 other", "other", passed, ran) == Case("0171 other", SKIPPED, "needs more")
+    assert part_case("0171 third", "third", passed, ran).verdict == SKIPPED
+    failed = [Case("0171_share", FAILED, "failed at x")]
+    assert part_case("0171 one", "do_test_one", failed, ran) == Case("0171 one", FAILED, "failed at x")
 
 
 def test_a_test_of_go_says_why_it_failed() -> None:
