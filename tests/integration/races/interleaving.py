@@ -160,9 +160,13 @@ def lock_waits(ground: Ground, count: int = 1) -> Callable[[], bool]:
 
 
 def kill(ground: Ground, *, in_transaction: bool = False) -> int:
-    """End the server's side of all connections, or of those that have a transaction open and do nothing."""
+    """End the server's side of all connections, or of those that have a transaction open and do nothing:
+    there is one then, and it is asked for until the server says so (INNODB_TRX may be of a moment ago)."""
     find = _KILL[ground.kind].format(states=_STATES[ground.kind, in_transaction])
     found = ground.rows(find, ground.name, admin=True)
+    while in_transaction and not found:
+        time.sleep(0.12)  # what was read is kept for 0.1 s
+        found = ground.rows(find, ground.name, admin=True)
     for (process,) in found if ground.kind == "mariadb" else ():
         with contextlib.suppress(pymysql.err.OperationalError):  # it left by itself meanwhile
             ground.rows("KILL %s", process, admin=True)
