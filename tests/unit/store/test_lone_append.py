@@ -118,6 +118,71 @@ def test_ids_delays_and_outboxes_go_the_long_way(store: SqlStore, partition: int
     assert taken == [1, 2]
 
 
+# ---- a few of different partitions, in one transaction ----
+
+
+@pytest.fixture
+def four(store: SqlStore) -> list[int]:
+    return [
+        piece.partition_id for piece in store.catalog.create_topic("keyed", TopicSettings(), 4).route.ranges
+    ]
+
+
+def send_each(store: SqlStore, partitions: list[int], sequence: int) -> list[int]:
+    sent = [Append(one, batch(producer=7, sequence=sequence)) for one in partitions]
+    return [stored(one).base_offset for one in store.log.append(sent)]
+
+
+def test_batches_of_a_list_take_it_together(store: SqlStore, four: list[int]) -> None:
+    with short_ways(store) as taken:
+        found = [send_each(store, four, number) for number in range(3)]
+    assert found == [[0] * 4, [1] * 4, [2] * 4]
+    assert taken == [1] * 4 + [2] * 4
+    at_once = [Append(one, batch(producer=7, sequence=3)) for one in four]
+    assert [stored(one).base_offset for one in store.log.append_at_once(at_once) or ()] == [3] * 4
+    assert [len(read_all(store, one)) for one in four] == [4] * 4
+
+
+def test_if_one_is_not_as_it_was_known_all_go_the_long_way(tmp_path: Path) -> None:
+    """I1, I3: what was written before that was noticed is undone, and everything is stored once."""
+    store, other = open_sqlite(tmp_path / "store.db"), open_sqlite(tmp_path / "store.db")
+    pieces = store.catalog.create_topic("keyed", TopicSettings(), 4).route.ranges
+    four = [piece.partition_id for piece in pieces]
+    for number in range(2):
+        send_each(store, four, number)
+    send(other, four[2], 0, producer=8)
+    with short_ways(store) as taken:
+        assert send_each(store, four, 2) == [2, 2, 3, 2]
+        assert taken == [2, 2]  # both undone when the third was not as it was known
+        assert send_each(store, four, 3) == [3, 3, 4, 3]
+    assert [len(read_all(store, one)) for one in four] == [4, 4, 5, 4]
+    store.close()
+    other.close()
+
+
+def test_a_list_that_failed_to_commit_is_stored_once_when_it_is_repeated(
+    store: SqlStore, four: list[int]
+) -> None:
+    """I2, I3: whether it was stored is found out by the sequences."""
+    for number in range(2):
+        send_each(store, four, number)
+    end = store.session.dialect.end
+    for sequence, stored_after_all in ((2, False), (3, True)):
+
+        def fail(connection: object, area: Area, *, commit: bool, done: bool = stored_after_all) -> None:
+            end(connection, area, commit=done)
+            if commit:
+                raise OSError("the disk is gone")
+
+        with mock.patch.object(store.session.dialect, "end", fail), pytest.raises(OSError, match="gone"):
+            send_each(store, four, sequence)
+        again = store.log.append([Append(one, batch(producer=7, sequence=sequence)) for one in four])
+        assert [(stored(one).base_offset, stored(one).duplicate) for one in again] == [
+            (sequence, stored_after_all)
+        ] * 4
+    assert [len(read_all(store, one)) for one in four] == [4] * 4
+
+
 # ---- at once: without a thread, waiting for the disk and for nobody ----
 
 

@@ -140,6 +140,7 @@ _KAFKA_SEQUENCES = """SELECT producer_id, state FROM postroom_sequences
                       WHERE partition_id = ? AND producer_id < 0"""
 _INHERIT = "INSERT INTO postroom_sequences (producer_id, partition_id, state, seen_at) VALUES (?, ?, ?, ?)"
 _NEVER = 2**62
+_FEW = 16  # batches on the short way
 
 
 @verbs
@@ -158,10 +159,10 @@ class SqlLog:
         found: dict[int, Appended | PostroomError] = {}
         try:
             self._session.dialect.admit()
-            if len(appends) == 1 and (lone := self._planned(appends[0])) is not None:
-                stored = self._append_lone(lone)
+            if short := self._short(appends):
+                stored = self._append_short(short)
                 if stored is not None:
-                    return [stored]
+                    return stored
             areas = self._by_area(appends)
             if len(areas) == 1:
                 return self._append(next(iter(areas)), appends)
@@ -174,6 +175,19 @@ class SqlLog:
                 error.details["stored"] = False
             raise
         return [found[at] for at in range(len(appends))]
+
+    def _short(self, appends: Sequence[Append]) -> list[LoneAppend]:
+        """Return what the batches need for the short way: one, or where they can be one transaction a few of
+        different partitions. None: they are none for it."""
+        if len(appends) > 1 and (len(appends) > _FEW or self._session.dialect.commits_lone):
+            return []
+        found: dict[int, LoneAppend] = {}
+        for append in appends:
+            lone = self._planned(append)
+            if lone is None or lone.partition_id in found:
+                return []
+            found[lone.partition_id] = lone
+        return [*found.values()]
 
     def _planned(self, append: Append) -> LoneAppend | None:
         """Return what a batch needs for the short way; None: it is none for it."""
@@ -194,17 +208,14 @@ class SqlLog:
         session = self._session
         if not session.dialect.quick:
             return None
-        lone = self._planned(appends[0]) if len(appends) == 1 else None
-        area = self._area_at_once(appends) if lone is None else Area.LOG
+        short = self._short(appends)
+        area = Area.LOG if short else self._area_at_once(appends)
         if area is None:
             return None
         with session.at_once():
             try:
                 session.dialect.admit()
-                if lone is None:
-                    return self._append(area, appends)
-                stored = self._append_lone(lone)
-                return None if stored is None else [stored]
+                return self._append_short(short) if short else self._append(area, appends)
             except StoreError:
                 return None
 
@@ -220,26 +231,33 @@ class SqlLog:
             return None
         return area
 
-    def _append_lone(self, lone: LoneAppend) -> Appended | None:
-        """Return what became of it; None: something is not as it was known to be, and nothing is written."""
+    def _append_short(self, short: Sequence[LoneAppend]) -> list[Appended | PostroomError] | None:
+        """Return what became of them; None: something is not as it was known, and nothing is written."""
         session, dialect = self._session, self._session.dialect
         try:
             by_itself = dialect.commits_lone
             with session.read(Area.LOG) if by_itself else session.write(Area.LOG, brief=True) as tx:
-                if dialect.commits_lone and dialect.seems_gone(tx.connection):
+                if by_itself and dialect.seems_gone(tx.connection):
                     raise OtherwiseError  # the long way knows that nothing was stored; this one would not
-                at = dialect.append_lone(tx.connection, lone)
-                if at is None:
-                    raise OtherwiseError
+                times: list[int] = []
+                for lone in short:
+                    at = dialect.append_lone(tx.connection, lone)
+                    if at is None:
+                        raise OtherwiseError
+                    times.append(at)
                 tx.announce(Area.LOG)
         except BaseException as error:
-            self._known.doubt(lone.partition_id)
+            for lone in short:
+                self._known.doubt(lone.partition_id)
             if isinstance(error, OtherwiseError):
                 return None
             raise
-        self._known.stored(lone, at)
-        self._ends.saw({(Area.LOG, lone.partition_id): lone.next_offset})
-        return Appended(lone.offset, at)
+        stored: list[Appended | PostroomError] = []
+        for lone, at in zip(short, times, strict=True):
+            self._known.stored(lone, at)
+            stored.append(Appended(lone.offset, at))
+        self._ends.saw({(Area.LOG, lone.partition_id): lone.next_offset for lone in short})
+        return stored
 
     def _by_area(self, appends: Sequence[Append]) -> dict[Area, list[int]]:
         """Return the areas that the appends go to, and which of them go there."""
