@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -94,6 +94,9 @@ class SqlStore:
         self.outboxes = SqlOutboxes(session)  # of callers who keep theirs in this database
         self.at_once: AtOnce | None = session.at_once if session.dialect.quick else None
         self.now_ms: Callable[[], int] = session.now_ms
+
+    def version(self) -> Hashable | None:
+        return self.session.version()
 
     def watch(self) -> Watcher:
         return self.session.dialect.watch(self.session)

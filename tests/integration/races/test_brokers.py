@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from postroom.broker.broker import Broker, open_endpoint
 from postroom.endpoint.values import PollReply, PollRequest, Settle, Verdict
 from postroom.model.messages.batch import BatchBuilder
 from postroom.model.policy.settings import GroupWish, TopicSettings
+from postroom.testing.store_contract.harness import batch
 
 LIMIT_S = 30
 ANN = PollRequest("orders", "billing", "ann", 77, 100, 1 << 20, 0, True)
@@ -184,3 +186,72 @@ async def test_what_is_sent_after_a_pause_stays_though_a_send_woke_a_poll_before
             assert spans(await polling) == []
         await a.pause("orders", "billing", False)
         assert spans(await a.poll(replace(ANN, token=99))) == [(5, 6)]
+
+
+@asynccontextmanager
+async def caught_up(folder: Path) -> AsyncIterator[tuple[Broker, Broker, Callable[[], Awaitable[None]]]]:
+    """A has handed out all there was, somebody else waits there, and the next message is one of its own."""
+    async with brokers(folder, "shared") as (a, b, place):
+        numbers = count()
+
+        async def send() -> None:
+            await a.append("orders", place, batch(producer=7, sequence=next(numbers)))
+
+        await a.create_topic("quiet", TopicSettings(), 1, False)
+        await a.subscribe("quiet", "billing", GroupWish(), "ann", "c")
+        waiting = asyncio.create_task(a.poll(replace(ANN, topic="quiet", wait_ms=60_000)))
+        try:
+            await send()
+            assert spans(await a.poll(ANN)) == [(0, 5)]
+            await send()
+            assert spans(await a.poll(replace(ANN, token=78))) == [(6, 6)]
+            yield a, b, send
+        finally:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_poll_that_comes_after_a_send_reads_no_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with caught_up(tmp_path) as (a, _, send):
+        monkeypatch.setattr(a.store.log, "bounds", None)
+        for number in range(7, 10):
+            await send()
+            assert spans(await a.poll(replace(ANN, token=100 + number))) == [(number, number)]
+        assert spans(await a.poll(replace(ANN, token=99))) == []
+
+
+async def test_a_poll_that_comes_after_another_broker_purged_gets_nothing_of_before(tmp_path: Path) -> None:
+    async with caught_up(tmp_path) as (a, b, send):
+        await send()
+        assert await b.purge("orders") > 0
+        assert spans(await a.poll(replace(ANN, token=99))) == []
+        await send()
+        assert spans(await a.poll(replace(ANN, token=99))) == [(8, 8)]
+
+
+async def test_a_poll_that_waits_gets_nothing_of_what_was_purged_before_it_came(tmp_path: Path) -> None:
+    async with caught_up(tmp_path) as (a, b, send):
+        await send()
+        assert await b.purge("orders") > 0
+        polling = asyncio.create_task(a.poll(replace(ANN, token=99, wait_ms=60_000)))
+        async with asyncio.timeout(LIMIT_S):
+            while len([queue for queue in a._polling._queues._known.values() if queue._line]) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        await send()
+        assert spans(await polling) == [(8, 8)]
+
+
+async def test_a_poll_finds_what_another_broker_gave_back_or_stored_before_it(tmp_path: Path) -> None:
+    async with caught_up(tmp_path) as (a, b, send):
+        await send()
+        await b.subscribe("orders", "billing", GroupWish(), "bob", "c")
+        assert spans(await b.poll(BOB)) == [(7, 7)]
+        assert spans(await a.poll(replace(ANN, token=99))) == []
+        place = (await a.route("orders")).ranges[0].partition_id
+        release = Settle("orders", place, BOB.token, (Verdict("release", 7, 7),))
+        assert not (await b.settle("orders", "billing", [release])).lost
+        assert spans(await a.poll(replace(ANN, token=99))) == [(7, 7)]
+        await b.append("orders", place, batch(producer=8, sequence=0))
+        assert spans(await a.poll(replace(ANN, token=100))) == [(8, 8)]

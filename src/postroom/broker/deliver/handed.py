@@ -115,6 +115,7 @@ class PollBudget:
     batches: list[StoredBatch] = field(default_factory=list)
     acks: PollAcks | None = None
     news: frozenset[int] | None = None  # only these partitions can have something; None: any
+    waited: bool = False  # for the news: what was purged before it began is not among them
 
     @contextmanager
     def limited(self, messages: int) -> Iterator[None]:

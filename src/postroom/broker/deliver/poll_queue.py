@@ -4,8 +4,8 @@ What a poll finds in a shared group does not depend on who asks: if one found no
 would, until there is news or something is due. So a poll asks the store only with a permit. News gives a
 permit to the first in the queue; what that one was given may not have been all, and then the next has one; if
 it found nothing, or took all that there was, the others wait on. A poll that comes while that is known waits
-at once. Where nothing was left, and since then only partitions had news, whoever stood there when it came is
-told which: it need not look at the others.
+at once. Where nothing was left, and since then only partitions had news, a poll is told which: it need not
+look at the others.
 
 No news is lost: a queue listens before anybody has a permit, and what came after a poll was begun was not
 seen by it. What is known is worth nothing after nobody was here (then nobody watches other processes), and
@@ -252,14 +252,14 @@ class Permit:
     def __init__(self, queue: PollQueue, *, waited: bool = False) -> None:
         self._queue = queue
         self._seen: _Seen = (-1, -1)
-        self.named: frozenset[int] | None = None  # of `PollQueue.named`, if the poll stood there then
+        self.named: frozenset[int] | None = None  # of `PollQueue.named`, as the poll begins
         self.used = False
         self.waited = waited  # in the queue, and so for at least one turn of the event loop
 
     def begin(self) -> None:
         """To be called before the store is asked, and one of the next three after it."""
         self.used, self._seen = True, (self._queue._news, self._queue._waiters.lulls)
-        self.named = self._queue.named() if self.waited else None
+        self.named = self._queue.named()
 
     def found_nothing(self, seconds: float) -> None:
         self._queue.found_nothing(self._seen, seconds, self.named is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from operator import attrgetter
 
 from ...model.delivery.delivery import Delivery
@@ -129,6 +129,20 @@ class CaughtUp:
     def __init__(self, tail: TailCache) -> None:
         self._tail = tail
         self._cursors: dict[tuple[int, int, int], int] = {}  # by group, its generation, and partition
+        self._starts: dict[int, int] = {}  # of partitions, as far as was read
+        self._versions: dict[int, Hashable] = {}  # of the store, when a group's bounds were read
+
+    def looked(self, group: Group, bounds: Mapping[int, Bounds], version: Hashable | None) -> None:
+        """Bounds are read; `version`: of the store just before, None if they are not those of all partitions.
+
+        What was purged or dropped until then is not handed out any more."""
+        if group.id not in self._versions:
+            make_room(self._versions, _MOST)
+        self._versions[group.id] = version
+        for partition_id, edges in bounds.items():
+            if partition_id not in self._starts:
+                make_room(self._starts, _MOST)
+            self._starts[partition_id] = max(edges.start, self._starts.get(partition_id, 0))
 
     def note(self, group: Group, partition_id: int, cursor: int) -> None:
         key = (group.id, group.generation, partition_id)
@@ -137,20 +151,27 @@ class CaughtUp:
         self._cursors[key] = cursor
 
     def since(
-        self, group: Group, pieces: Sequence[Range]
+        self, group: Group, pieces: Sequence[Range], version: Hashable | None
     ) -> tuple[list[tuple[Range, int]], dict[int, Bounds]] | None:
         """From where on each of the partitions has new messages, and its bounds as far as that goes; None: of
-        one of them this is not known, or its next message is not in memory."""
+        one of them this is not known, or its next message is not in memory. `version`: nor if somebody has
+        changed the store since the bounds were read."""
+        if version is not None and self._versions.get(group.id) != version:
+            return None
         fresh: list[tuple[Range, int]] = []
         bounds: dict[int, Bounds] = {}
         for piece in pieces:
             partition_id = piece.partition_id
             cursor = self._cursors.get((group.id, group.generation, partition_id))
-            end = None if cursor is None else self._tail.end_from(partition_id, cursor)
-            if cursor is None or end is None:
+            start = self._starts.get(partition_id)
+            if cursor is None or start is None:
+                return None
+            cursor = max(cursor, start)
+            end = self._tail.end_from(partition_id, cursor)
+            if end is None:
                 return None
             fresh.append((piece, cursor))
-            bounds[partition_id] = Bounds(0, end)
+            bounds[partition_id] = Bounds(start, end)
         return fresh, bounds
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Protocol, TypeVar
@@ -97,11 +97,15 @@ class Deliveries:
     # ---- poll ----
 
     def poll(
-        self, request: PollRequest, acks: PollAcks | None = None, news: frozenset[int] | None = None
+        self,
+        request: PollRequest,
+        acks: PollAcks | None = None,
+        news: frozenset[int] | None = None,
+        waited: bool = False,
     ) -> Handed:
         """What there is for this poll; `acks` that came with it are stored then, or it raises. `news`: only
-        these partitions can have something, as far as is known, and it came just now."""
-        return self.by_fresh_catalog(partial(self._poll, acks=acks, news=news), request)
+        these partitions can have something, as far as is known; `waited`: it came while the poll waited."""
+        return self.by_fresh_catalog(partial(self._poll, acks=acks, news=news, waited=waited), request)
 
     def by_fresh_catalog(self, poll: Callable[[PollRequest], Handed], request: PollRequest) -> Handed:
         for _ in range(_FRESH_LOOKS):
@@ -115,13 +119,14 @@ class Deliveries:
         return poll(request)
 
     def _poll(
-        self, request: PollRequest, acks: PollAcks | None = None, news: frozenset[int] | None = None
+        self, request: PollRequest, acks: PollAcks | None, news: frozenset[int] | None, waited: bool
     ) -> Handed:
         sources, handed = self._sources(request), Handed()
         dead = self._catalog.dead_letters(request.topic, request.group)
         look = PollBudget(
-            request, dead, request.messages, request.bytes, request.empty_handed, acks=acks, news=news
-        )
+            request, dead, request.messages, request.bytes, request.empty_handed, acks=acks, news=news,
+            waited=waited,
+        )  # fmt: skip
         self._turn += not request.repeated  # begun anew in a thread, it begins where it was
         own_topics = len(sources) > 1 and request.lane_messages
         lane = slow_topic(request.topic, request.group) if own_topics else None
@@ -167,7 +172,9 @@ class Deliveries:
         if look.news is not None and self._poll_news(source, pieces, look, handed):
             return
         ids = self._store.present([piece.partition_id for piece in pieces])
+        version = None if isinstance(look.request, PartialPoll) else self._version(topic)
         bounds = self._store.log.bounds(ids)
+        self._caught_up.looked(group, bounds, version)
         if self.paused(look.request):
             look.full = True
             return
@@ -204,10 +211,13 @@ class Deliveries:
         may be there, or less.
 
         The cursor under the lock is what counts: where another process has moved it, the partitions are
-        looked at as ever. The poll stood waiting when the messages came, so nobody was told since that they
-        are purged."""
+        looked at as ever. If the poll stood waiting when the messages came, nobody was told since that they
+        are purged; if it did not, nobody may have changed anything since the bounds were read."""
+        version = None if budget.waited else self._version(source[0])
+        if version is None and not budget.waited:
+            return False
         news = [piece for piece in pieces if piece.partition_id in (budget.news or ())]
-        known = self._caught_up.since(source[1], rotated(news, self._turn))
+        known = self._caught_up.since(source[1], rotated(news, self._turn), version)
         if known is None or len(self._store.present([*known[1]])) < len(news):
             return False
         if self.paused(budget.request):
@@ -215,6 +225,9 @@ class Deliveries:
         elif news:
             self._poll_fresh(source, *known, budget, handed, self._store.now_ms())
         return bool(handed.grants) or not budget.left
+
+    def _version(self, topic: Topic) -> Hashable | None:
+        return None if topic.settings.storage == "volatile" else self._store.version()
 
     def _poll_partition(
         self,

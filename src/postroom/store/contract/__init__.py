@@ -9,7 +9,7 @@ the tree and then has changed nothing. Times are the store's own clock, in milli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ...address import Address
@@ -562,6 +562,10 @@ class Store(Protocol):
     @property
     def at_once(self) -> AtOnce | None:
         """Runs verbs that may not wait; None: every verb may have to."""
+
+    def version(self) -> Hashable | None:
+        """Return what is another value once anybody else has changed a durable log, a topic or progress: who
+        is to wait for nothing, and has seen it before, need not read again. None: that takes a query."""
 
     def now_ms(self) -> int:
         """The store's clock."""

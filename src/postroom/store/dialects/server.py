@@ -11,7 +11,7 @@ import os
 import select
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any, ClassVar
@@ -79,6 +79,9 @@ class ServerDialect(ABC):
         asked = select.poll()
         asked.register(self._fileno(connection), select.POLLIN)
         return bool(asked.poll(0))
+
+    def version(self, connection: Any) -> Hashable:
+        raise AssertionError("nothing is quick on a server")
 
     # ---- statements ----
 

@@ -13,7 +13,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, lru_cache
 from pathlib import Path
@@ -319,6 +319,11 @@ class SqliteDialect:
 
     def seems_gone(self, connection: _Connection) -> bool:
         return False  # there is no server
+
+    def version(self, connection: _Connection) -> Hashable:
+        if self.path is None:  # all share the connection
+            return tuple(self._commits.values())
+        return id(connection), connection.execute("PRAGMA data_version").fetchone()[0]
 
     def append_lone(self, connection: _Connection, lone: LoneAppend) -> int | None:
         execute, at = connection.execute, max(lone.appended_at, self.time_ms())

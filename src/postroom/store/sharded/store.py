@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -307,6 +307,9 @@ class ShardedStore:
         for shard in self._shards.values():
             shard.close()
 
+    def version(self) -> Hashable | None:
+        return None
+
     # ---- shards ----
 
     def parts(self) -> Mapping[str, Store]:
@@ -423,6 +426,7 @@ class _Part:
     if TYPE_CHECKING:
         at_once: AtOnce | None
 
+        def version(self) -> Hashable | None: ...
         def parts(self) -> Mapping[str, Store]: ...
         def present(self, partition_ids: Iterable[int]) -> list[int]: ...
         def shard_of(self, partition_id: int) -> str: ...

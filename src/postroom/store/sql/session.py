@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from types import TracebackType
@@ -120,6 +120,10 @@ class Dialect(Protocol):
 
     def seems_gone(self, connection: Any) -> bool:
         """Return whether the server has ended a connection that nobody used, as far as one sees from here."""
+
+    def version(self, connection: Any) -> Hashable:
+        """Return what is another value after a commit on any other connection to its area; asked only where
+        verbs may be `quick`."""
 
     def append_lone(self, connection: Any, lone: LoneAppend) -> int | None:
         """Append a batch if all is as it says, and return the time it was stored at; None: something is
@@ -369,6 +373,14 @@ class Session:
     def stored_in(self, area: Area) -> Area:
         """Return the area whose tables know a log's partitions: the log's own where it has tables."""
         return area if area in self.dialect.areas else Area.LOG
+
+    def version(self) -> Hashable | None:
+        """Return what a commit on any other connection changes, to verbs that wait for nothing: on theirs
+        nothing is committed but what their callers know."""
+        if not self._mood.at_once:
+            return None
+        with self.read(Area.LOG) as log, self.read(Area.PROGRESS) as progress:
+            return self.dialect.version(log.connection), self.dialect.version(progress.connection)
 
     def at_once(self) -> AbstractContextManager[None]:
         """Verbs of this thread wait for nothing within it."""

@@ -4,8 +4,8 @@ Whoever appended to a partition last knows where it ends and what is remembered 
 nobody else appends there. So a batch that is alone in its commit is decided by that, before the database is
 asked, and written on the condition that all of it still holds: fewer statements, and on a server one round
 trip with the commit in it. Where it does not hold nothing is written, and the batch goes the long way,
-under the partition's lock (I1). On SQLite a few batches for different partitions, such as those of a list with
-keys, go the short way together, all or none.
+under the partition's lock (I1). On SQLite a few batches for different partitions, such as those of a list
+with keys, go the short way together, all or none.
 
 Known is only what a commit of this process has confirmed (I2). The condition covers everything the decision
 was made by: the end of the log, whether it is open, and the producer's sequence (I3); on a server also the
