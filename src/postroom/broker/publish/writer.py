@@ -14,6 +14,9 @@ for the one under way, and for its own.
 What comes while nothing is under way, and is little, is stored in the event loop, where the store can do that
 and its commits are quick: to hand it to the thread and back costs more than to store it. A commit that takes
 its time sends the next ones to the thread, for longer each time: a slow disk holds up the loop once a second.
+Where the store is a server, a batch that is alone is sent in the event loop, which is told when the answer
+comes. What arrives meanwhile waits for it; then it is one commit, in the thread. What fails on either way is
+given to the thread, which finds out whether it was stored (I3).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -32,7 +36,7 @@ from ...endpoint.endpoint import Told
 from ...errors import ClosedError, PostroomError, StoreBusy, StoreError, StoreUnavailable
 from ...model.messages.batch import read_header
 from ...model.policy.fair_queue import TURN_BYTES, FairQueue
-from ...store.contract import Append, Appended, Log, StoredBatch
+from ...store.contract import Append, Appended, Log, SentAppend, StoredBatch
 from ..deliver.readable import TailCache
 
 __all__ = ["LineKey", "Writer"]
@@ -63,6 +67,17 @@ class _PendingAppend:
     gone: Callable[[], bool] | None = None  # whether its caller has gone; None: it does not wait
 
 
+@dataclass(slots=True)
+class _Sending:
+    """A batch whose answer the event loop waits for."""
+
+    group: list[_PendingAppend]
+    sent: SentAppend
+    began: float
+    timer: asyncio.TimerHandle
+    ended: asyncio.Future[None]
+
+
 class Writer:
     """`appended` is called in the event loop with the new ends of partitions, by id.
 
@@ -86,7 +101,8 @@ class Writer:
         self._quick_s, self._pauses = limits.tuning.broker.commit_quick_s, limits.tuning.broker.commit_pauses
         self._slow, self._slow_until = 0, 0.0  # commits in the loop, in a row
         self._at_once, self._in_a_row = at_once, 0
-        self._arrived: list[_PendingAppend] = []  # in this turn of the loop, while nothing was under way
+        self._arrived: list[_PendingAppend] = []  # in this turn of the loop, or while one is being sent
+        self._sending: _Sending | None = None  # then the thread has nothing to do
         self._appended = appended
         self.scheduled: Callable[[int], None] = lambda due_at: None
         self.committed: Callable[[int, int, float], None] | None = None  # likewise: batches, bytes, seconds
@@ -139,9 +155,9 @@ class Writer:
     def _let_in(self, pending: _PendingAppend) -> None:
         size = len(pending.append.batch)
         pending.line.bytes += size
-        if self._arrived or not self._pending_bytes:
+        if self._arrived or not self._pending_bytes or self._sending is not None:
             self._arrived.append(pending)
-            if len(self._arrived) == 1:
+            if len(self._arrived) == 1 and self._sending is None:
                 self._loop.call_soon(self._store_arrived)
         else:
             self._queue.put([pending])
@@ -150,9 +166,10 @@ class Writer:
     def _store_arrived(self) -> None:
         """Store what came in this turn, or leave it to the thread: all of it, which is one commit then."""
         group, self._arrived = self._arrived, []
-        if not (group and self._at_once and self._store_here(group)):
-            self._in_a_row = 0
-            self._queue.put(group)
+        if group and (self._store_here(group) if self._at_once else self._send(group)):
+            return
+        self._in_a_row = 0
+        self._queue.put(group)
 
     def _store_here(self, group: list[_PendingAppend]) -> bool:
         """Store them in the event loop. False: the thread is to do it, and finds out what became of them."""
@@ -176,6 +193,65 @@ class Writer:
         self._answer(group, results, self._remember(group, results))
         return True
 
+    # ---- to a server ----
+
+    def _send(self, group: list[_PendingAppend]) -> bool:
+        """Send a batch that is alone, and have the loop told of its answer. False: the thread is to do it."""
+        if len(group) > 1 or self._pending_bytes > _LITTLE_BYTES or self._closed:
+            return False
+        began = time.perf_counter()
+        try:
+            sent = self._log.send(group[0].append)
+        except Exception:
+            sent = None  # the thread meets it again, and tells
+        if sent is None:
+            return False
+        timer = self._loop.call_later(sent.patience_s, self._give_up)
+        self._sending = _Sending(group, sent, began, timer, self._loop.create_future())
+        self._loop.add_reader(sent.fileno(), self._go_on_sending)
+        if sent.unsent:
+            self._loop.add_writer(sent.fileno(), self._go_on_sending)
+        return True
+
+    def _go_on_sending(self) -> None:
+        assert self._sending is not None, "the socket is watched only while one is"
+        sent = self._sending.sent
+        if sent.answered():
+            self._stop_watching(self._sending)
+            try:
+                result = sent.result()
+            except Exception:
+                result = None  # the thread meets it again, and tells
+            self._sent(self._sending, result)
+        elif not sent.unsent:
+            self._loop.remove_writer(sent.fileno())
+
+    def _give_up(self) -> None:
+        assert self._sending is not None, "its timer ends with it"
+        self._stop_watching(self._sending)
+        with suppress(Exception):
+            self._sending.sent.abandon()
+        self._sent(self._sending, None)
+
+    def _stop_watching(self, sending: _Sending) -> None:
+        """Before the socket is used by another, or closed by whoever reads no more of it."""
+        sending.timer.cancel()
+        self._loop.remove_reader(sending.sent.fileno())
+        self._loop.remove_writer(sending.sent.fileno())
+
+    def _sent(self, sending: _Sending, result: Appended | None) -> None:
+        """It is stored, or the thread finds out what became of it; then comes what arrived meanwhile."""
+        self._sending, group = None, sending.group
+        sending.ended.set_result(None)
+        if result is None:
+            self._queue.put(group + self._arrived)
+            self._arrived = []
+            return
+        self._count(group, time.perf_counter() - sending.began)
+        self._answer(group, [result], self._remember(group, [result]))
+        if self._arrived:
+            self._store_arrived()
+
     def _count(self, group: list[_PendingAppend], seconds: float) -> None:
         if self.committed is not None:
             self.committed(len(group), sum([len(w.append.batch) for w in group]), seconds)
@@ -184,6 +260,8 @@ class Writer:
         """Store what waits in the queue, then end."""
         if not self._closed:
             self._closed = True
+            if self._sending is not None:
+                await self._sending.ended
             self._queue.put(self._arrived)
             self._arrived = []
             for line in self._crowded.values():

@@ -65,12 +65,36 @@ __all__ = [
     "Origin",
     "Peek", "Process", "Progress",
     "Rates", "Routes",
-    "Schedule", "ServedBroker", "Settled", "ShardState", "Staged", "Staging", "Store", "StoredBatch",
+    "Schedule", "SentAppend", "ServedBroker", "Settled", "ShardState", "Staged", "Staging", "Store",
+    "StoredBatch",
     "Topic",
     "Usage",
     "Visit", "Visited",
     "Watcher",
 ]  # fmt: skip
+
+
+class SentAppend(Protocol):
+    """A batch on its way to a server (`Log.send`), for one thread, which waits for nothing but the socket."""
+
+    patience_s: float  # after so long without an answer it is to be abandoned
+
+    @property
+    def unsent(self) -> bool:
+        """Some of it is still here: `answered` is to be asked also when the socket takes more."""
+
+    def fileno(self) -> int:
+        """The socket that can be read when something has come."""
+
+    def answered(self) -> bool:
+        """Read what has come, without waiting; return whether that is all. Then `result` is to be called."""
+
+    def result(self) -> Appended | None:
+        """Return what became of it. None: it is not known to be stored: give it to `append`, which finds out
+        (I3)."""
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more; whether it is stored is not known."""
 
 
 class Log(Protocol):
@@ -94,6 +118,10 @@ class Log(Protocol):
     def append_at_once(self, appends: Sequence[Append]) -> list[Appended | PostroomError] | None:
         """Store a few batches of sequences as `append` does, waiting for the disk and for nobody. None: they
         are not known to be stored, or would have to wait: give them to `append`, which finds out (I3)."""
+
+    def send(self, append: Append) -> SentAppend | None:
+        """Begin to store a batch of a sequence on a server as `append` does, without waiting for the answer.
+        None: that takes more than to send it: give it to `append`."""
 
     def seal(self, partition_id: int, batch: bytes) -> int:
         """Append a control batch as the last one and take no more; flushed. Returns the end (R26).

@@ -28,7 +28,7 @@ from ...clock import Clock
 from ...config import DEFAULTS, Limits
 from ...errors import AccessDenied, StoreBusy, StoreCorrupt, StoreError
 from ..contract import Watcher
-from ..sql.log.lone_append import ADVANCE, INSERT, INSERTED, REMEMBER, LoneAppend
+from ..sql.log.lone_append import ADVANCE, INSERT, INSERTED, REMEMBER, LoneAppend, SentLone
 from ..sql.schema import log_table
 from ..sql.session import Area, Row, Session, Transaction
 from .server import ServerDialect
@@ -54,6 +54,7 @@ class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused
         super().__init__(*args, **kwargs)
         self._names: dict[str, bytes] = {}  # of statements that were run, and how they are prepared
         self._numbers = count()
+        self._found: PGresult | None = None  # of an answer, as far as it has come
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
         return super().wait(self._limited(gen), *args, **kwargs)
@@ -88,6 +89,15 @@ class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused
         self.pgconn.send_query_params(_numbered(sql), values, types, binary)
         return self._answer().command_tuples or 0
 
+    def start(self, sql: str, args: Sequence[int | bytes]) -> bool:
+        """Send a statement that is prepared already, as far as that goes without waiting; return whether it
+        is. `_Sent` goes on with it."""
+        name = self._names.get(sql)
+        if name:
+            values = [arg if isinstance(arg, bytes) else b"%d" % arg for arg in args]
+            self.pgconn.send_query_prepared(name, values, [isinstance(arg, bytes) for arg in args])
+        return bool(name)
+
     def _prepare(self, sql: str, types: Sequence[int]) -> bytes:
         name = b"postroom_%d" % next(self._numbers)
         self.pgconn.send_prepare(name, _numbered(sql), types)
@@ -107,7 +117,7 @@ class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused
         pgconn, deadline = self.pgconn, time.monotonic() + self.patience_s
         asked = select.poll()
         asked.register(pgconn.socket, select.POLLIN)
-        while (unsent := pgconn.flush()) or pgconn.is_busy():
+        while (unsent := pgconn.flush()) or not self.has_come():
             asked.modify(pgconn.socket, select.POLLIN | select.POLLOUT if unsent else select.POLLIN)
             ready = asked.poll(max(0.0, deadline - time.monotonic()) * 1000)
             if not ready:
@@ -115,14 +125,50 @@ class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused
                 raise psycopg.OperationalError(f"no answer for {self.patience_s:g} s")
             if ready[0][1] != select.POLLOUT:
                 pgconn.consume_input()
-        answer = pgconn.get_result()
-        while pgconn.get_result() is not None:
-            pass
+        return self.answer()
+
+    def has_come(self) -> bool:
+        """Take what was read of the answer, without waiting; return whether that is all."""
+        while not self.pgconn.is_busy():
+            found = self.pgconn.get_result()
+            if found is None:
+                return True
+            self._found = self._found or found
+        return False
+
+    def answer(self) -> PGresult:
+        """Return the answer that has come, or raise the error that it is."""
+        answer, self._found = self._found, None
         if answer is None:
             raise psycopg.OperationalError("the connection is lost")
         if answer.status != ExecStatus.COMMAND_OK:
             raise error_from_result(answer)
         return answer
+
+
+class _Sent:
+    """A statement that was started on a connection. Implements `SentLone`."""
+
+    def __init__(self, connection: ImpatientConnection, at: int) -> None:
+        self._connection, self.at, self.patience_s = connection, at, connection.patience_s
+        self._socket = int(connection.pgconn.socket)  # kept: a connection that is lost has none
+        self.unsent = bool(connection.pgconn.flush())
+
+    def fileno(self) -> int:
+        return self._socket
+
+    def answered(self) -> bool:
+        pgconn = self._connection.pgconn
+        pgconn.consume_input()
+        self.unsent = bool(pgconn.flush())
+        return not self.unsent and self._connection.has_come()
+
+    def stored(self) -> bool:
+        try:
+            return bool(self._connection.answer().command_tuples)
+        except InvalidSqlStatementName:  # see `run`
+            self._connection._names.clear()
+            return False
 
 
 # Statistics are reset when the server recovers from the crash of one of its processes without a new start.
@@ -370,6 +416,15 @@ class PostgresDialect(ServerDialect):
         now = int(clock.fetchone()[0])
         self._time.told(now, began)
         return rows, found, now
+
+    def send_lone(self, connection: Any, lone: LoneAppend) -> SentLone | None:
+        timing = self._lone_time(lone.appended_at)
+        if timing is None or self._bouncer:
+            return None
+        at, *between = timing
+        ends, producer, batch = lone.arguments(at)
+        args = (*ends, *between, *producer, *batch)
+        return _Sent(connection, at) if connection.start(_lone(lone.partition_id, self.now), args) else None
 
     def append_lone(self, connection: Any, lone: LoneAppend) -> int | None:
         timing = self._lone_time(lone.appended_at)

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 from ...clock import Clock, ToldClock
 from ...config import Limits
 from ...errors import AccessDenied, StoreFull, StoreUnavailable
+from ..sql.log.lone_append import LoneAppend, SentLone
 from ..sql.session import Area
 
 __all__ = ["ServerDialect"]
@@ -79,6 +80,9 @@ class ServerDialect(ABC):
         asked = select.poll()
         asked.register(self._fileno(connection), select.POLLIN)
         return bool(asked.poll(0))
+
+    def send_lone(self, connection: Any, lone: LoneAppend) -> SentLone | None:
+        return None
 
     def version(self, connection: Any) -> Hashable:
         raise AssertionError("nothing is quick on a server")

@@ -24,7 +24,7 @@ from ...config import DEFAULTS, Limits
 from ...errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from ...files import closed, make_private, open_private, opened, refuse_inherited
 from ..contract import Watcher
-from ..sql.log.lone_append import ADVANCE, INSERT, INSERTED, REMEMBER, LoneAppend
+from ..sql.log.lone_append import ADVANCE, INSERT, INSERTED, REMEMBER, LoneAppend, SentLone
 from ..sql.schema import log_table
 from ..sql.session import Area, Row, Session, Transaction, by_key
 from .ballast import Ballast
@@ -324,6 +324,9 @@ class SqliteDialect:
         if self.path is None:  # all share the connection
             return tuple(self._commits.values())
         return id(connection), connection.execute("PRAGMA data_version").fetchone()[0]
+
+    def send_lone(self, connection: _Connection, lone: LoneAppend) -> SentLone | None:
+        return None  # there is no server
 
     def append_lone(self, connection: _Connection, lone: LoneAppend) -> int | None:
         execute, at = connection.execute, max(lone.appended_at, self.time_ms())

@@ -34,6 +34,7 @@ from ..contract import (
     News,
     Progress,
     Schedule,
+    SentAppend,
     Usage,
     Visit,
     Visited,
@@ -216,6 +217,9 @@ class ShardedLog(_Sharded):
 
     def append_at_once(self, appends: Sequence[Append]) -> list[Appended | PostroomError] | None:
         return None  # a thread waits for each shard
+
+    def send(self, append: Append) -> SentAppend | None:
+        return None
 
     def seal(self, partition_id: int, batch: bytes) -> int:
         shard = self._shards.of(partition_id)

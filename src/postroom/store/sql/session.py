@@ -33,7 +33,7 @@ from ..contract import Watcher
 from ..contract.values import WouldWaitError
 
 if TYPE_CHECKING:
-    from .log.lone_append import LoneAppend
+    from .log.lone_append import LoneAppend, SentLone
 
 __all__ = ["Area", "Dialect", "Row", "Session", "Transaction", "by_key", "empties", "verbs"]
 
@@ -129,6 +129,9 @@ class Dialect(Protocol):
         """Append a batch if all is as it says, and return the time it was stored at; None: something is
         otherwise, and what was written is to be undone. Within a write transaction, unless it
         `commits_lone` ones."""
+
+    def send_lone(self, connection: Any, lone: LoneAppend) -> SentLone | None:
+        """Send what `append_lone` does, without waiting for anything. None: that would take more."""
 
     def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
         """Insert a row (values in the order key, columns), or change the columns of the one with that key."""
@@ -478,6 +481,20 @@ class Session:
             raise explained from error
         self._refusing = None
         self._give(self._pools[Area.LOG, False], connection)
+
+    def lend(self, area: Area) -> Any | None:
+        """Take a connection that is there, for a caller who must not wait for one; `take_back` is its end.
+        None: there is none, or it may have gone stale."""
+        pool = self._pools[area, False]
+        with self._guard:
+            if not pool or time.monotonic() - pool[-1][1] >= self._idle_s:
+                return None
+            connection = pool.pop()[0]
+        self._used.add(connection)
+        return connection
+
+    def take_back(self, area: Area, connection: Any) -> None:
+        self._drop(area, self._pools[area, False], connection)
 
     def _fresh(self, area: Area, stale: Any, at_once: bool) -> Any:
         """Connect, instead of a connection that nobody has used for long; those below it are older still."""

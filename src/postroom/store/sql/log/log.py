@@ -16,7 +16,7 @@ from ....errors import CorruptBatch, PostroomError, StoreCorrupt, StoreError, St
 from ....model.messages.batch import mark_of
 from ....model.messages.sequence import shifted
 from ....model.policy.bounds import make_room
-from ...contract import Append, Appended, Bounds, News, StoredBatch
+from ...contract import Append, Appended, Bounds, News, SentAppend, StoredBatch
 from ..catalog.catalog import SqlCatalog
 from ..lists import blanks, each, parts
 from ..schema import log_table
@@ -24,7 +24,7 @@ from ..session import Area, Session, Transaction, empties, verbs
 from .append import Appending, PartitionKey, header_of, line_of, seal
 from .dedup_append import DedupPass
 from .id_window import NotPreparedError, Windows
-from .lone_append import KnownEnds, LoneAppend, OtherwiseError
+from .lone_append import KnownEnds, LoneAppend, OtherwiseError, SentLone
 from .lookups import (
     GONE,
     area_of,
@@ -143,6 +143,36 @@ _NEVER = 2**62
 _FEW = 16  # batches on the short way
 
 
+class _Sent:
+    """A lone append under way. Implements `contract.SentAppend`."""
+
+    def __init__(self, log: SqlLog, lone: LoneAppend, connection: Any, sent: SentLone) -> None:
+        self._log, self._lone, self._connection, self._sent = log, lone, connection, sent
+        self.patience_s, self.fileno = sent.patience_s, sent.fileno
+        self._failed = False
+
+    @property
+    def unsent(self) -> bool:
+        return self._sent.unsent and not self._failed
+
+    def answered(self) -> bool:
+        try:
+            return self._sent.answered()
+        except Exception:  # the connection is lost, most likely: `append` finds out
+            self._failed = True
+            return True
+
+    def result(self) -> Appended | None:
+        try:
+            stored = not self._failed and self._sent.stored()
+        except Exception:
+            stored = False
+        return self._log._answered(self._lone, self._connection, self._sent.at if stored else None)
+
+    def abandon(self) -> None:
+        self._log._answered(self._lone, self._connection, None)
+
+
 @verbs
 class SqlLog:
     def __init__(self, session: Session, catalog: SqlCatalog, limits: Limits = DEFAULTS) -> None:
@@ -218,6 +248,33 @@ class SqlLog:
                 return self._append_short(short) if short else self._append(area, appends)
             except StoreError:
                 return None
+
+    def send(self, append: Append) -> SentAppend | None:
+        session, dialect = self._session, self._session.dialect
+        lone = self._planned(append) if dialect.commits_lone else None
+        connection = None if lone is None else session.lend(Area.LOG)
+        if lone is None or connection is None:
+            return None
+        try:
+            sent = None if dialect.seems_gone(connection) else dialect.send_lone(connection, lone)
+        except Exception:  # whatever it is, `append` meets it again, and tells
+            self._known.doubt(lone.partition_id)
+            sent = None
+        if sent is None:
+            session.take_back(Area.LOG, connection)
+            return None
+        return _Sent(self, lone, connection, sent)
+
+    def _answered(self, lone: LoneAppend, connection: Any, at: int | None) -> Appended | None:
+        """`at`: when it was stored; None: it is not known to be."""
+        self._session.take_back(Area.LOG, connection)
+        if at is None:
+            self._known.doubt(lone.partition_id)
+            return None
+        self._known.stored(lone, at)
+        self._ends.saw({(Area.LOG, lone.partition_id): lone.next_offset})
+        self._session.dialect.announce(Area.LOG)
+        return Appended(lone.offset, at)
 
     def _area_at_once(self, appends: Sequence[Append]) -> Area | None:
         """Return the area that all of them go to; None: a thread is to append them, also one alone that is

@@ -19,14 +19,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ....errors import PostroomError
 from ....model.messages import sequence
 from ....model.messages.batch import BatchHeader, with_base_offset
 from ....model.policy.bounds import make_room
 
-__all__ = ["ADVANCE", "INSERT", "INSERTED", "REMEMBER", "KnownEnds", "Line", "LoneAppend", "OtherwiseError"]
+__all__ = [
+    "ADVANCE",
+    "INSERT",
+    "INSERTED",
+    "REMEMBER",
+    "KnownEnds",
+    "Line",
+    "LoneAppend",
+    "OtherwiseError",
+    "SentLone",
+]
 
 _MOST = 10_000  # partitions, and sequences in them; the older half is forgotten, and goes the long way once
 
@@ -86,6 +96,22 @@ class LoneAppend:
             (self.remembered, at, *self.line, self.known),
             (offset, header.records, header.size, before, at, header.first_ts, header.last_ts, self.batch),
         )
+
+
+class SentLone(Protocol):
+    """A lone append that a dialect has sent and that is not answered yet."""
+
+    at: int  # the time it is stored at
+    unsent: bool
+    patience_s: float
+
+    def fileno(self) -> int: ...
+
+    def answered(self) -> bool:
+        """Read what has come, without waiting; return whether that is all."""
+
+    def stored(self) -> bool:
+        """Return what the answer says; False: something is otherwise, and nothing is written."""
 
 
 class KnownEnds:
