@@ -16,8 +16,8 @@ from ...model.policy.slow_lane import LaneView
 from ...store.contract import Group, StoredBatch, Topic
 
 __all__ = [
-    "WHOLE", "Departure", "Fresh", "Handed", "Outcome", "PartialPoll", "PollAcks", "PollBudget",
-    "ReadRelease", "earlier", "new_stamp",
+    "WHOLE", "Departure", "Fresh", "Handed", "Outcome", "PartialPoll", "PartitionNews", "PollAcks",
+    "PollBudget", "ReadRelease", "earlier", "lease_of", "new_stamp",
 ]  # fmt: skip
 
 WHOLE = 2**31  # no limit on bytes
@@ -99,6 +99,14 @@ class PollAcks:
     outcome: Outcome | None = None  # None: they are not stored yet
 
 
+@dataclass(frozen=True, slots=True)
+class PartitionNews:
+    """Partitions that had news since nothing was left for a group."""
+
+    partitions: frozenset[int]
+    waited: bool  # for the news: nothing of it was purged before the poll came
+
+
 @dataclass(slots=True)
 class PollBudget:
     """A budget is what one poll may still be given; the partitions it visits share it."""
@@ -114,8 +122,7 @@ class PollBudget:
     alone: bool = False  # nothing more, since what it has, or holds, is to be settled first (I14)
     batches: list[StoredBatch] = field(default_factory=list)
     acks: PollAcks | None = None
-    news: frozenset[int] | None = None  # only these partitions can have something; None: any
-    waited: bool = False  # for the news: what was purged before it began is not among them
+    news: PartitionNews | None = None  # only these partitions can have something; None: any
 
     @contextmanager
     def limited(self, messages: int) -> Iterator[None]:
@@ -189,6 +196,11 @@ def new_stamp(target: Topic | None) -> Stamp | None:
     if target is None:
         return None
     return Stamp(secrets.randbits(62), target.route.ranges[0].partition_id)
+
+
+def lease_of(delivery: Delivery) -> Lease:
+    """What the holder of a partition is told of a delivery (ordered groups)."""
+    return Lease(delivery.first, delivery.last, delivery.attempt, delivery.alone, delivery.visible_at)
 
 
 def earlier(one: int | None, other: int | None) -> int | None:

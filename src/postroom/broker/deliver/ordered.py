@@ -26,9 +26,9 @@ from ...model.frozen import dataclass
 from ...model.topology.route import Range
 from ...store.contract import Bounds, Granted, Group, Member, Peek, Store, Topic
 from ..topology.catalog_cache import CatalogCache, Source
-from .handed import Departure, Fresh, Handed, PollBudget, new_stamp
+from .handed import Departure, Fresh, Handed, PollBudget, lease_of, new_stamp
 from .readable import fitted, has_due, has_new
-from .shared import Deliveries, is_of_a_shard, lease_of, rotated
+from .shared import Deliveries, is_of_a_shard, rotated
 
 __all__ = ["OrderedDeliveries"]
 

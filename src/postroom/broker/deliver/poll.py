@@ -205,9 +205,7 @@ class Polling:
         short = not request.repeated and request.messages <= _FEW_MESSAGES  # else it is answered whole (I6)
         if short and request.bytes <= self._limits.window_bytes:
             try:
-                handed = self._workers.run_here(
-                    self._deliveries.poll, request, acks, permit.named, permit.waited
-                )
+                handed = self._workers.run_here(self._deliveries.poll, request, acks, permit.news)
             except WouldWaitError:
                 request = replace(request, repeated=True)  # it may have been granted something (I6)
             except BaseException as error:
@@ -228,11 +226,9 @@ class Polling:
         try:
             if handed is None:
                 key, acks = (request.topic, request.group), None if along is None else along.acks
-                news = None if request.repeated else permit.named
+                news = None if request.repeated else permit.news
                 try:
-                    handed = await self._workers.run_for(
-                        key, self._deliveries.poll, request, acks, news, permit.waited
-                    )
+                    handed = await self._workers.run_for(key, self._deliveries.poll, request, acks, news)
                 finally:
                     self._tell_settled(along)
             await self.depart(handed.departures, dead=True)

@@ -24,6 +24,7 @@ from ...config import DEFAULTS, BrokerTuning
 from ...errors import StoreError
 from ..topology.catalog_cache import Source
 from ..waiters import Key, Waiters
+from .handed import PartitionNews
 
 __all__ = ["Permit", "PollQueue", "PollQueues"]
 
@@ -260,6 +261,11 @@ class Permit:
         """To be called before the store is asked, and one of the next three after it."""
         self.used, self._seen = True, (self._queue._news, self._queue._waiters.lulls)
         self.named = self._queue.named()
+
+    @property
+    def news(self) -> PartitionNews | None:
+        """All that there can be, as far as is known; None: anything."""
+        return None if self.named is None else PartitionNews(self.named, self.waited)
 
     def found_nothing(self, seconds: float) -> None:
         self._queue.found_nothing(self._seen, seconds, self.named is not None)

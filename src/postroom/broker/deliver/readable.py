@@ -12,7 +12,7 @@ from ...model.delivery.delivery import Delivery
 from ...model.frozen import dataclass
 from ...model.policy.bounds import make_room
 from ...model.topology.route import Range, Route
-from ...store.contract import Bounds, Granted, Group, Peek, Progress, StoredBatch
+from ...store.contract import Bounds, Granted, Group, Peek, Progress, Store, StoredBatch, Topic
 
 __all__ = ["CaughtUp", "Fitted", "TailCache", "Unread", "fitted", "has_due", "has_new", "took_all"]
 
@@ -126,13 +126,18 @@ class CaughtUp:
     Only a hint: another process may have moved the cursor since. Any thread may use it.
     """
 
-    def __init__(self, tail: TailCache) -> None:
-        self._tail = tail
+    def __init__(self, tail: TailCache, store: Store) -> None:
+        self._tail, self._store = tail, store
         self._cursors: dict[tuple[int, int, int], int] = {}  # by group, its generation, and partition
         self._starts: dict[int, int] = {}  # of partitions, as far as was read
         self._versions: dict[int, Hashable] = {}  # of the store, when a group's bounds were read
 
-    def looked(self, group: Group, bounds: Mapping[int, Bounds], version: Hashable | None) -> None:
+    def version(self, topic: Topic) -> Hashable | None:
+        """Return what is another value once anybody else has changed something, to be asked for before bounds
+        are read; None: that takes a query."""
+        return None if topic.settings.storage == "volatile" else self._store.version()
+
+    def bounds_read(self, group: Group, bounds: Mapping[int, Bounds], version: Hashable | None) -> None:
         """Bounds are read; `version`: of the store just before, None if they are not those of all partitions.
 
         What was purged or dropped until then is not handed out any more."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from typing import Protocol, TypeVar
@@ -48,16 +48,18 @@ from .handed import (
     Handed,
     Outcome,
     PartialPoll,
+    PartitionNews,
     PollAcks,
     PollBudget,
     ReadRelease,
     earlier,
+    lease_of,
     new_stamp,
-)
+)  # fmt: skip
 from .parked import ParkedLines
 from .readable import CaughtUp, TailCache, Unread, fitted, has_due, has_new, took_all
 
-__all__ = ["Deliveries", "is_of_a_shard", "lease_of", "rotated"]
+__all__ = ["Deliveries", "is_of_a_shard", "rotated"]
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Ask | OrderedAsk, contravariant=True)
@@ -92,20 +94,16 @@ class Deliveries:
         self.parked = ParkedLines(store, catalog, self.read)
         self._retries = FarRetries(catalog, self.read_span, far_retry_ms)
         self._turn = 0  # partitions take turns at being first
-        self._caught_up = CaughtUp(tail)
+        self._caught_up = CaughtUp(tail, store)
 
     # ---- poll ----
 
     def poll(
-        self,
-        request: PollRequest,
-        acks: PollAcks | None = None,
-        news: frozenset[int] | None = None,
-        waited: bool = False,
+        self, request: PollRequest, acks: PollAcks | None = None, news: PartitionNews | None = None
     ) -> Handed:
         """What there is for this poll; `acks` that came with it are stored then, or it raises. `news`: only
-        these partitions can have something, as far as is known; `waited`: it came while the poll waited."""
-        return self.by_fresh_catalog(partial(self._poll, acks=acks, news=news, waited=waited), request)
+        these partitions can have something, as far as is known."""
+        return self.by_fresh_catalog(partial(self._poll, acks=acks, news=news), request)
 
     def by_fresh_catalog(self, poll: Callable[[PollRequest], Handed], request: PollRequest) -> Handed:
         for _ in range(_FRESH_LOOKS):
@@ -119,14 +117,13 @@ class Deliveries:
         return poll(request)
 
     def _poll(
-        self, request: PollRequest, acks: PollAcks | None, news: frozenset[int] | None, waited: bool
+        self, request: PollRequest, acks: PollAcks | None = None, news: PartitionNews | None = None
     ) -> Handed:
         sources, handed = self._sources(request), Handed()
         dead = self._catalog.dead_letters(request.topic, request.group)
         look = PollBudget(
-            request, dead, request.messages, request.bytes, request.empty_handed, acks=acks, news=news,
-            waited=waited,
-        )  # fmt: skip
+            request, dead, request.messages, request.bytes, request.empty_handed, acks=acks, news=news
+        )
         self._turn += not request.repeated  # begun anew in a thread, it begins where it was
         own_topics = len(sources) > 1 and request.lane_messages
         lane = slow_topic(request.topic, request.group) if own_topics else None
@@ -169,12 +166,12 @@ class Deliveries:
         pieces = self.unread.partitions(topic.route, group)
         if isinstance(look.request, PartialPoll) and topic.name == look.request.topic:
             pieces = tuple(piece for piece in pieces if piece.partition_id in look.request.only)
-        if look.news is not None and self._poll_news(source, pieces, look, handed):
+        if self._poll_news(source, pieces, look, handed):
             return
         ids = self._store.present([piece.partition_id for piece in pieces])
-        version = None if isinstance(look.request, PartialPoll) else self._version(topic)
+        version = None if isinstance(look.request, PartialPoll) else self._caught_up.version(topic)
         bounds = self._store.log.bounds(ids)
-        self._caught_up.looked(group, bounds, version)
+        self._caught_up.bounds_read(group, bounds, version)
         if self.paused(look.request):
             look.full = True
             return
@@ -213,10 +210,11 @@ class Deliveries:
         The cursor under the lock is what counts: where another process has moved it, the partitions are
         looked at as ever. If the poll stood waiting when the messages came, nobody was told since that they
         are purged; if it did not, nobody may have changed anything since the bounds were read."""
-        version = None if budget.waited else self._version(source[0])
-        if version is None and not budget.waited:
+        told = budget.news
+        version = None if told is None or told.waited else self._caught_up.version(source[0])
+        if told is None or (version is None and not told.waited):
             return False
-        news = [piece for piece in pieces if piece.partition_id in (budget.news or ())]
+        news = [piece for piece in pieces if piece.partition_id in told.partitions]
         known = self._caught_up.since(source[1], rotated(news, self._turn), version)
         if known is None or len(self._store.present([*known[1]])) < len(news):
             return False
@@ -225,9 +223,6 @@ class Deliveries:
         elif news:
             self._poll_fresh(source, *known, budget, handed, self._store.now_ms())
         return bool(handed.grants) or not budget.left
-
-    def _version(self, topic: Topic) -> Hashable | None:
-        return None if topic.settings.storage == "volatile" else self._store.version()
 
     def _poll_partition(
         self,
@@ -595,11 +590,6 @@ def _within(verdicts: Sequence[Verdict], spans: Sequence[Span]) -> tuple[Verdict
         for verdict in asked[at : bisect_right(asked, last, key=lambda v: v.first)]:
             found.append(replace(verdict, first=max(verdict.first, first), last=min(verdict.last, last)))
     return tuple(found)
-
-
-def lease_of(delivery: Delivery) -> Lease:
-    """What the holder of a partition is told of a delivery (ordered groups)."""
-    return Lease(delivery.first, delivery.last, delivery.attempt, delivery.alone, delivery.visible_at)
 
 
 def rotated(items: Sequence[T], turn: int) -> list[T]:

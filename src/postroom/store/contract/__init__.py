@@ -19,7 +19,20 @@ from ...model.moves.schedule import DelayedRow
 from ...model.policy.settings import GroupSettings, Start, TopicSettings
 from ...model.topology.route import Change, Draft, Route
 from .kafka import KafkaGroups
-from .services import Access, Audit, Brokers, Duties, Lanes, Rates, Schedule, Staged, Staging, Watcher
+from .services import (
+    Access,
+    Audit,
+    Brokers,
+    Duties,
+    Lanes,
+    Rates,
+    Schedule,
+    SentAppend,
+    Staged,
+    Staging,
+    Usage,
+    Watcher,
+)  # fmt: skip
 from .values import (
     Append,
     Appended,
@@ -43,7 +56,7 @@ from .values import (
     Topic,
     Visit,
     Visited,
-)
+)  # fmt: skip
 
 __all__ = [
     "Access", "Append", "Appended", "Audit",
@@ -72,29 +85,6 @@ __all__ = [
     "Visit", "Visited",
     "Watcher",
 ]  # fmt: skip
-
-
-class SentAppend(Protocol):
-    """A batch on its way to a server (`Log.send`), for one thread, which waits for nothing but the socket."""
-
-    patience_s: float  # after so long without an answer it is to be abandoned
-
-    @property
-    def unsent(self) -> bool:
-        """Some of it is still here: `answered` is to be asked also when the socket takes more."""
-
-    def fileno(self) -> int:
-        """The socket that can be read when something has come."""
-
-    def answered(self) -> bool:
-        """Read what has come, without waiting; return whether that is all. Then `result` is to be called."""
-
-    def result(self) -> Appended | None:
-        """Return what became of it. None: it is not known to be stored: give it to `append`, which finds out
-        (I3)."""
-
-    def abandon(self) -> None:
-        """Nobody waits for the answer any more; whether it is stored is not known."""
 
 
 class Log(Protocol):
@@ -535,40 +525,6 @@ class Progress(Protocol):
 
     def forget_dead(self, since_ms: int) -> int:
         """Remove members whose time had passed at that moment, of all groups. Returns how many."""
-
-
-class Usage(Protocol):
-    """Who uses groups, and how far all of them are."""
-
-    def touch(self, group_id: int) -> bool:
-        """Somebody uses the group; need not be flushed. False: it is being forgotten, make it anew."""
-
-    def seen(self, of: Collection[int] | None = None) -> dict[int, int]:
-        """By group, of these or of all, when it was last used. Groups that nobody ever used are missing."""
-
-    def retire(self, group_id: int, idle_ms: int) -> bool:
-        """Return whether the group may be forgotten: no live member, and not used for so long; flushed.
-
-        From then on `touch` is refused. Of a group that nobody ever used the time begins now.
-        """
-
-    def marks(self) -> dict[int, tuple[int, ...]]:
-        """By partition, numbers that are others once any group has settled something there, in one read.
-
-        Partitions that nobody polls are missing.
-        """
-
-    def committed(self, groups: Sequence[Group], partition_ids: Sequence[int]) -> dict[int, dict[int, int]]:
-        """By group and partition, the lowest unsettled offset, or the group's start; two cheap reads.
-
-        `Progress.committed` of many at once. Of a group that is gone meanwhile it means nothing.
-        """
-
-    def bytes_from(self, positions: Sequence[Mapping[int, int]]) -> list[int]:
-        """Return how many bytes are kept from each position (partition → offset) on, in a few reads.
-
-        Part of a batch counts in part. UnknownPartition if one is gone.
-        """
 
 
 class Store(Protocol):

@@ -7,7 +7,7 @@ import them from there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from ...model.moves.schedule import DelayedPosition, DelayedRow
 from ...model.moves.staging import Decision, OpenMove, Progress, StagedQuery, Wish
 from ...model.policy.rate import Rate
 from ...model.policy.slow_lane import LaneState, Seen
-from .values import Finished, Group, KafkaNode, Move, Process, ServedBroker
+from .values import Appended, Finished, Group, KafkaNode, Move, Process, ServedBroker
 
 __all__ = [
     "Access",
@@ -27,8 +27,10 @@ __all__ = [
     "Lanes",
     "Rates",
     "Schedule",
+    "SentAppend",
     "Staged",
     "Staging",
+    "Usage",
     "Watcher",
 ]
 
@@ -371,6 +373,63 @@ class Lanes(Protocol):
 
     def state(self, group: Group) -> LaneState:
         """One cheap read."""
+
+
+class Usage(Protocol):
+    """Who uses groups, and how far all of them are."""
+
+    def touch(self, group_id: int) -> bool:
+        """Somebody uses the group; need not be flushed. False: it is being forgotten, make it anew."""
+
+    def seen(self, of: Collection[int] | None = None) -> dict[int, int]:
+        """By group, of these or of all, when it was last used. Groups that nobody ever used are missing."""
+
+    def retire(self, group_id: int, idle_ms: int) -> bool:
+        """Return whether the group may be forgotten: no live member, and not used for so long; flushed.
+
+        From then on `touch` is refused. Of a group that nobody ever used the time begins now.
+        """
+
+    def marks(self) -> dict[int, tuple[int, ...]]:
+        """By partition, numbers that are others once any group has settled something there, in one read.
+
+        Partitions that nobody polls are missing.
+        """
+
+    def committed(self, groups: Sequence[Group], partition_ids: Sequence[int]) -> dict[int, dict[int, int]]:
+        """By group and partition, the lowest unsettled offset, or the group's start; two cheap reads.
+
+        `Progress.committed` of many at once. Of a group that is gone meanwhile it means nothing.
+        """
+
+    def bytes_from(self, positions: Sequence[Mapping[int, int]]) -> list[int]:
+        """Return how many bytes are kept from each position (partition → offset) on, in a few reads.
+
+        Part of a batch counts in part. UnknownPartition if one is gone.
+        """
+
+
+class SentAppend(Protocol):
+    """A batch on its way to a server (`Log.send`), for one thread, which waits for nothing but the socket."""
+
+    patience_s: float  # after so long without an answer it is to be abandoned
+
+    @property
+    def unsent(self) -> bool:
+        """Some of it is still here: `answered` is to be asked also when the socket takes more."""
+
+    def fileno(self) -> int:
+        """The socket that can be read when something has come."""
+
+    def answered(self) -> bool:
+        """Read what has come, without waiting; return whether that is all. Then `result` is to be called."""
+
+    def result(self) -> Appended | None:
+        """Return what became of it. None: it is not known to be stored: give it to `append`, which finds out
+        (I3)."""
+
+    def abandon(self) -> None:
+        """Nobody waits for the answer any more; whether it is stored is not known."""
 
 
 class Watcher(Protocol):
