@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -121,3 +122,153 @@ async def test_what_has_just_come_is_stored_when_it_is_closed(watched: Watched) 
     with pytest.raises(ClosedError):
         writer.append(sent(2))
     assert len(watched.log.read(1, 0, max_messages=10, max_bytes=10_000)) == 2
+
+
+# ---- to a server: sent in the event loop, which is told of the answer ----
+
+
+class Sent:
+    """A batch that a server has got, and answers when it is told to."""
+
+    def __init__(self, server: Server, append: Append) -> None:
+        self._server, self._append = server, append
+        self._socket, self._theirs = socket.socketpair()
+        self.patience_s, self.unsent, self.abandoned = server.patience_s, False, False
+        self.fileno = self._socket.fileno
+        self._stored = True
+
+    def answer(self, stored: bool = True) -> None:
+        self._stored = stored
+        self._theirs.send(b"x")
+
+    def answered(self) -> bool:
+        return bool(self._socket.recv(1))
+
+    def result(self) -> Appended | None:
+        self.end()
+        found = self._server.watched.log.append([self._append])[0] if self._stored else None
+        assert not isinstance(found, PostroomError), found
+        return found
+
+    def abandon(self) -> None:
+        self.abandoned = True
+        self.end()
+
+    def end(self) -> None:
+        self._server.under_way = None
+        self._socket.close()
+        self._theirs.close()
+
+
+class Server:
+    """A log on a server, where nothing may be begun before the last is answered."""
+
+    def __init__(self, watched: Watched, *, by_itself: bool = True) -> None:
+        self.watched, self._by_itself = watched, by_itself
+        self.sent: list[Sent] = []
+        self.under_way: Sent | None = None
+        self.overtaken = 0
+        self.patience_s = 60.0
+
+    def send(self, append: Append) -> Sent | None:
+        self.overtaken += self.under_way is not None
+        self.under_way = Sent(self, append)
+        self.sent.append(self.under_way)
+        if self._by_itself:
+            self.under_way.answer()
+        return self.under_way
+
+    def append(self, appends: Sequence[Append]) -> list[Appended | PostroomError]:
+        self.overtaken += self.under_way is not None
+        return self.watched.append(appends)
+
+
+def to_server(server: Server) -> Writer:
+    return Writer(server, TailCache(10_000_000), EASY, lambda ends: None)  # type: ignore[arg-type]
+
+
+async def under_way(server: Server) -> Sent:
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert server.under_way is not None
+    return server.under_way
+
+
+async def test_one_after_the_other_is_sent_in_the_loop(watched: Watched) -> None:
+    server = Server(watched)
+    writer = to_server(server)
+    found = [await writer.append(sent(number)) for number in range(5)]
+    await writer.close()
+    assert [one.base_offset for one in found] == [0, 1, 2, 3, 4]
+    assert len(server.sent) == 5 and not watched.stored
+
+
+async def test_what_comes_meanwhile_is_one_commit_behind_it(watched: Watched) -> None:
+    server = Server(watched, by_itself=False)
+    writer = to_server(server)
+    first = writer.append(sent(0))
+    on_its_way = await under_way(server)
+    others = [writer.append(sent(number)) for number in range(1, 4)]
+    await asyncio.sleep(0.01)
+    assert not watched.stored
+    on_its_way.answer()
+    assert [(await one).base_offset for one in (first, *others)] == [0, 1, 2, 3]
+    assert watched.stored == [(False, 3)]
+    await writer.close()
+
+
+async def test_what_an_answer_brings_on_never_overtakes_what_is_sent(watched: Watched) -> None:
+    """A sender that is told goes on at once, and another one in the same turn of the loop."""
+    server = Server(watched)
+    writer, loop = to_server(server), asyncio.get_running_loop()
+    numbers, told = iter(range(60)), list[Appended | PostroomError]()
+    done = asyncio.Event()
+
+    def queue() -> None:
+        if (number := next(numbers, None)) is not None:
+            writer.queue(sent(number), (1, 7), go_on)
+
+    def go_on(result: Appended | PostroomError) -> None:
+        told.append(result)
+        if len(told) == 60:
+            done.set()
+        loop.call_soon(queue)
+        queue()
+
+    queue()
+    await asyncio.wait_for(done.wait(), 30)
+    await writer.close()
+    assert not server.overtaken
+    assert sorted(one.base_offset for one in told if isinstance(one, Appended)) == list(range(60))
+
+
+@pytest.mark.parametrize("how", ["the answer is no", "there is none"])
+async def test_what_is_not_known_to_be_stored_is_told_by_the_thread(watched: Watched, how: str) -> None:
+    server = Server(watched, by_itself=False)
+    server.patience_s = 60.0 if how == "the answer is no" else 0.05
+    writer = to_server(server)
+    first = writer.append(sent(0))
+    on_its_way = await under_way(server)
+    second = writer.append(sent(1))
+    if how == "the answer is no":
+        on_its_way.answer(stored=False)
+    assert [(await one).base_offset for one in (first, second)] == [0, 1]
+    assert watched.stored == [(False, 2)]
+    assert on_its_way.abandoned == (how == "there is none")
+    await writer.close()
+
+
+async def test_it_is_closed_when_the_answer_has_come(watched: Watched) -> None:
+    server = Server(watched, by_itself=False)
+    writer = to_server(server)
+    first = writer.append(sent(0))
+    on_its_way = await under_way(server)
+    second = writer.append(sent(1))
+    closing = asyncio.create_task(writer.close())
+    await asyncio.sleep(0.01)
+    assert not closing.done()
+    on_its_way.answer()
+    await closing
+    assert [(await one).base_offset for one in (first, second)] == [0, 1]
+    with pytest.raises(ClosedError):
+        writer.append(sent(2))

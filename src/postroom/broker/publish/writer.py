@@ -165,6 +165,8 @@ class Writer:
 
     def _store_arrived(self) -> None:
         """Store what came in this turn, or leave it to the thread: all of it, which is one commit then."""
+        if self._sending is not None:
+            return  # since this turn began: what came after it waits for its answer
         group, self._arrived = self._arrived, []
         if group and (self._store_here(group) if self._at_once else self._send(group)):
             return
