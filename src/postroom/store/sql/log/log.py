@@ -208,7 +208,7 @@ class SqlLog:
 
     def _short(self, appends: Sequence[Append]) -> list[LoneAppend]:
         """Return what the batches need for the short way: one, or where they can be one transaction a few of
-        different partitions. None: they are none for it."""
+        different partitions. Empty: they go the long way."""
         if len(appends) > 1 and (len(appends) > _FEW or self._session.dialect.commits_lone):
             return []
         found: dict[int, LoneAppend] = {}
