@@ -228,11 +228,16 @@ def in_threads(mq: postroom.Connection) -> Iterator[list[int]]:
         yield seen
 
 
+async def begin(mq: postroom.Connection) -> None:
+    """Four messages, after which the statement is prepared."""
+    await mq.create_topic("orders", partitions=1)
+    for _ in range(4):
+        await mq.send("orders", b"first")
+
+
 async def test_one_message_after_the_other_needs_no_thread(ground: Ground) -> None:
     async with postroom.connect(ground.url) as mq:
-        await mq.create_topic("orders", partitions=1)
-        for _ in range(4):
-            await mq.send("orders", b"first")
+        await begin(mq)
         with in_threads(mq) as commits:
             receipts = [await mq.send("orders", b"%d" % number) for number in range(50)]
         assert [one.offset for one in receipts] == list(range(4, 54))
@@ -243,9 +248,7 @@ async def test_one_message_after_the_other_needs_no_thread(ground: Ground) -> No
 
 async def test_what_comes_while_one_is_sent_is_one_commit_behind_it(ground: Ground) -> None:
     async with postroom.connect(ground.url) as mq:
-        await mq.create_topic("orders", partitions=1)
-        for _ in range(4):
-            await mq.send("orders", b"first")
+        await begin(mq)
         place = (await mq.route("orders")).ranges[0].partition_id
         with in_threads(mq) as commits, locked(ground, place):
             sends = []
@@ -259,9 +262,7 @@ async def test_what_comes_while_one_is_sent_is_one_commit_behind_it(ground: Grou
 
 async def test_leaving_waits_for_the_answer(ground: Ground) -> None:
     async with postroom.connect(ground.url) as mq:
-        await mq.create_topic("orders", partitions=1)
-        for _ in range(4):
-            await mq.send("orders", b"first")
+        await begin(mq)
         place = (await mq.route("orders")).ranges[0].partition_id
         broker = mq._endpoint
         assert isinstance(broker, Broker)
@@ -287,9 +288,7 @@ async def test_an_answer_that_never_comes_is_given_up_and_the_message_stored_onc
     proxy = proxy_to(ground.server.port)
     address = ground.server.url(ground.name, port=proxy.port)
     async with postroom.connect(address) as mq:
-        await mq.create_topic("orders", partitions=1)
-        for _ in range(4):
-            await mq.send("orders", b"first")
+        await begin(mq)
         with mock.patch("postroom.store.dialects.postgres._Sent.patience_s", 0.5, create=True):
             proxy.deaf("answers")
             sending = asyncio.create_task(mq.send("orders", b"once"))
