@@ -22,7 +22,7 @@ from postroom.model.messages.batch import BatchBuilder
 from postroom.model.policy.settings import TopicSettings
 from postroom.store import open_sqlite
 from postroom.store.contract import Append, Store
-from postroom.store.dialects.ballast import BALLAST
+from postroom.store.dialects.write_ahead import BALLAST
 from tests.integration.store.test_faults import check_sound, fill, mounted
 from tests.integration.wire.wire_raw import broker_of
 from tests.tuned import Tune

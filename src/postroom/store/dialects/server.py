@@ -65,6 +65,9 @@ class ServerDialect(ABC):
     def make_room(self, *, emptying: bool) -> bool:
         return False
 
+    def stored(self, area: Area, size: int) -> None:
+        return None  # a server sees to its logs
+
     @abstractmethod
     def _fileno(self, connection: Any) -> int: ...
 

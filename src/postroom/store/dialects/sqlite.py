@@ -27,8 +27,8 @@ from ..contract import Watcher
 from ..sql.log.lone_append import ADVANCE, INSERT, INSERTED, REMEMBER, LoneAppend, SentLone
 from ..sql.schema import log_table
 from ..sql.session import Area, Row, Session, Transaction, by_key
-from .ballast import Ballast
 from .file_events import open_events
+from .write_ahead import PAGES, Ballast, Checkpoints
 
 __all__ = ["FileLock", "SqliteDialect"]
 
@@ -106,7 +106,6 @@ class FileLock:
 
 
 _LOG_PAGE_BYTES = 8192
-_CHECKPOINT_PAGES = 1000
 _JOURNAL_BYTES = 64 * 1024 * 1024
 _UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM)
 
@@ -129,6 +128,7 @@ def _insert_lone(partition_id: int) -> str:
 
 class _Connection(sqlite3.Connection):
     synchronous: str = ""  # what it was last set to
+    checkpoint_pages: int = 0  # likewise
     thrifty: bool = False  # deleted pages are not written over, see `_save_room`
     secure: int = 0  # whether they are otherwise
     of_file: tuple[int, int] | None = None  # which has one connection more while this is open
@@ -164,6 +164,7 @@ class SqliteDialect:
         self._locks = {area: FileLock(self._lock_file(area), limits, path) for area in Area}
         self._memory: dict[Area, _Connection] = {}
         self._ballast = None if path is None else Ballast(path, self.tuning)
+        self._checkpoints = Checkpoints(lambda: self.connect(Area.LOG), self.tuning)
         self.opened_ms = 0  # first since the machine was started: what was not flushed before is forgotten
         self._commits = dict.fromkeys(Area, 0)  # in memory; a file has its own count
 
@@ -191,7 +192,7 @@ class SqliteDialect:
             self._prepare(connection, area)
             if at_once:
                 connection.execute("PRAGMA busy_timeout=0")
-                connection.execute("PRAGMA wal_autocheckpoint=0")
+                _set_checkpoint(connection, 0)
         except (sqlite3.Error, UnicodeDecodeError) as error:
             if connection is not None:
                 connection.close()
@@ -221,7 +222,7 @@ class SqliteDialect:
         if area is not Area.PROGRESS:  # of a new file; batches are read three times as fast as with 4 KiB
             connection.execute(f"PRAGMA page_size={_LOG_PAGE_BYTES}")
         self._use_wal(connection)
-        connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+        _set_checkpoint(connection, PAGES)
         connection.execute(f"PRAGMA journal_size_limit={_JOURNAL_BYTES}")
         _set_flush(connection, area, flush=True)
 
@@ -271,6 +272,8 @@ class SqliteDialect:
                 _set_flush(connection, area, flush=flush)
             if self._ballast is not None and self._ballast.released != connection.thrifty:
                 self._save_room(connection, self._ballast.released)
+            if area is Area.LOG and not at_once and connection.checkpoint_pages != self._checkpoints.pages:
+                _set_checkpoint(connection, self._checkpoints.pages)
             connection.execute("BEGIN IMMEDIATE")
         except BaseException:
             self._locks[area].release()
@@ -403,10 +406,15 @@ class SqliteDialect:
     def announce(self, area: Area) -> None:
         pass  # whoever watches looks at the file
 
+    def stored(self, area: Area, size: int) -> None:
+        if area is Area.LOG and self.path is not None:
+            self._checkpoints.stored(size)
+
     def watch(self, session: Session) -> Watcher:
         return _FileWatcher(self) if self.path is not None else _MemoryWatcher(self._commits)
 
     def close(self) -> None:
+        self._checkpoints.close()
         for connection in self._memory.values():
             connection.close()
         for lock in self._locks.values():
@@ -562,3 +570,9 @@ def _set_flush(connection: _Connection, area: Area, *, flush: bool) -> None:
     wanted = _SYNCHRONOUS[area, flush]
     connection.execute(f"PRAGMA synchronous={wanted}")
     connection.synchronous = wanted
+
+
+def _set_checkpoint(connection: _Connection, pages: int) -> None:
+    """A commit copies a write-ahead log that is longer than so many pages; 0: none does."""
+    connection.execute(f"PRAGMA wal_autocheckpoint={pages}")
+    connection.checkpoint_pages = pages

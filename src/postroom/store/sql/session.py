@@ -177,6 +177,9 @@ class Dialect(Protocol):
     def announce(self, area: Area) -> None:
         """Something was committed that others may wait for."""
 
+    def stored(self, area: Area, size: int) -> None:
+        """A commit has stored batches of so many bytes there."""
+
     def watch(self, session: Session) -> Watcher:
         """A way to learn of commits by others."""
 

@@ -314,6 +314,7 @@ class SqlLog:
             self._known.stored(lone, at)
             stored.append(Appended(lone.offset, at))
         self._ends.saw({(Area.LOG, lone.partition_id): lone.next_offset for lone in short})
+        dialect.stored(Area.LOG, sum([lone.header.size for lone in short]))
         return stored
 
     def _by_area(self, appends: Sequence[Append]) -> dict[Area, list[int]]:
@@ -348,6 +349,7 @@ class SqlLog:
             self._ends.saw(appending.ends())
             if area is Area.LOG:
                 appending.tell(self._known)
+            self._session.dialect.stored(area, sum([len(append.batch) for append in appends]))
             return results
 
     def seal(self, partition_id: int, batch: bytes) -> int:

@@ -1,9 +1,16 @@
-"""Room that is kept for emptying: on a full disk even a delete needs some.
+"""A SQLite file's write-ahead log: who copies it into the file, and the room that is kept for that.
 
-A queue of some size keeps a file of `BALLAST` bytes beside it. A verb that empties (a purge, retention) and
-finds the disk full gives these bytes back and is run again. From then on the file is empty, which every
-process on the queue sees, and nothing is appended: what was freed is for deletes. That ends when there is
-room again, on the disk or inside the database, where deleted messages leave pages that are used again.
+**Checkpoints.** SQLite copies the log within the commit that has made it long. After small commits that is
+seldom and short. Whoever stores megabytes a commit would wait for it most of the time, so a thread copies
+beside the writer then. It never catches up with a writer that goes on, and the log is begun anew only when
+all of it is copied: that is left to a commit, which finds little to do. Must never be needed for anything to
+be right: what a thread did not copy, a commit does.
+
+**Ballast.** On a full disk even a delete needs some room. A queue of some size keeps a file of `BALLAST`
+bytes beside it. A verb that empties (a purge, retention) and finds the disk full gives these bytes back and
+is run again. From then on the file is empty, which every process on the queue sees, and nothing is appended:
+what was freed is for deletes. That ends when there is room again, on the disk or inside the database, where
+deleted messages leave pages that are used again.
 
     armed (BALLAST bytes) ──a delete finds no space──▶ released (0 bytes) ──there is room──▶ armed
 
@@ -19,15 +26,74 @@ import os
 import sqlite3
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 
 from ...config import StoreTuning
+from ...errors import PostroomError
 from ...files import open_private
 
-__all__ = ["BALLAST", "Ballast"]
+__all__ = ["BALLAST", "PAGES", "Ballast", "Checkpoints"]
+
+PAGES, _BULK_PAGES = 1000, 2000  # of a log that a commit copies: usually, and while a thread does that too
+_BULK = 256 * 1024  # bytes of a commit that is large
+_STEP = 4 * 1024 * 1024  # after so many of large commits a thread copies
 
 BALLAST = 16 * 1024 * 1024
 _AMPLE = 5  # times as much has to be free before it is made
+
+
+class Checkpoints:
+    """Those of one file. Any thread may use it; its own ends with `close`."""
+
+    def __init__(self, connect: Callable[[], sqlite3.Connection], tuning: StoreTuning) -> None:
+        self._connect, self._bulk_s = connect, tuning.bulk_s
+        self._bulk_until = 0.0
+        self._ahead = 0  # bytes of large commits since the thread was last told to copy
+        self._copying = False
+        self._guard = threading.Lock()
+        self._told: SimpleQueue[bool] = SimpleQueue()  # True: copy; False: end
+        self._thread: threading.Thread | None = None
+
+    @property
+    def pages(self) -> int:
+        """A commit that finds the log longer than this copies it."""
+        return _BULK_PAGES if time.monotonic() < self._bulk_until else PAGES
+
+    def stored(self, size: int) -> None:
+        """A commit has added batches of so many bytes to the log."""
+        if size < _BULK:
+            return
+        self._bulk_until = time.monotonic() + self._bulk_s
+        with self._guard:
+            self._ahead += size
+            if self._ahead < _STEP or self._copying:
+                return
+            self._ahead, self._copying = 0, True
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="postroom-checkpoints", daemon=True)
+                self._thread.start()
+        self._told.put(True)
+
+    def _run(self) -> None:
+        connection: sqlite3.Connection | None = None
+        while self._told.get():
+            pages = 0
+            with contextlib.suppress(sqlite3.Error, PostroomError):  # a commit meets it again, and tells
+                connection = connection or self._connect()
+                _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            with self._guard:
+                self._copying = False
+                if pages >= _BULK_PAGES:  # a commit has to begin it anew, and cannot while this copies
+                    self._ahead = -_STEP
+        if connection is not None:
+            connection.close()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._told.put(False)
+            self._thread.join()
 
 
 class Ballast:

@@ -1,0 +1,191 @@
+"""Checkpoints of a SQLite file beside its writer: they keep up with it, and nothing depends on them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from postroom.config import StoreTuning
+from postroom.errors import StoreUnavailable
+from postroom.model.messages.batch import BatchBuilder
+from postroom.model.policy.settings import TopicSettings
+from postroom.store import SqlStore, open_sqlite
+from postroom.store.contract import Append, Appended
+from postroom.store.dialects.sqlite import SqliteDialect
+from postroom.store.dialects.write_ahead import Checkpoints
+
+ROOT = Path(__file__).resolve().parents[3]
+MB = 1024 * 1024
+NAME = "postroom-checkpoints"
+
+
+def of_bytes(size: int) -> bytes:
+    builder = BatchBuilder(max_bytes=2 * size + 1000)
+    builder.append(0, None, os.urandom(size), [])
+    return builder.build()
+
+
+def threads() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == NAME]
+
+
+class Filled:
+    def __init__(self, store: SqlStore, path: Path) -> None:
+        self.store, self.path = store, path
+        self.partition = store.catalog.create_topic("orders", TopicSettings(), 1).route.ranges[0].partition_id
+        self.stored = 0
+
+    def store_megabytes(self, count: int, size: int = MB) -> None:
+        batch = of_bytes(size)
+        for _ in range(count * MB // size):
+            (found,) = self.store.log.append([Append(self.partition, batch)])
+            assert isinstance(found, Appended)
+            self.stored += 1
+
+    @property
+    def ahead(self) -> int:
+        """Bytes of the write-ahead log."""
+        return os.stat(f"{self.path}-wal").st_size
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Iterator[Filled]:
+    path = tmp_path / "queue.db"
+    with closing(open_sqlite(path)) as store:
+        yield Filled(store, path)
+
+
+def test_large_commits_are_copied_beside_the_writer(filled: Filled) -> None:
+    filled.store_megabytes(100)
+    assert len(threads()) == 1
+    assert filled.ahead < 40 * MB  # 16, and what was stored while a thread was copying
+    assert len(filled.store.log.read(filled.partition, 0, max_messages=100, max_bytes=200 * MB)) == 100
+
+
+def test_small_ones_by_their_commits(filled: Filled) -> None:
+    filled.store_megabytes(12, size=MB // 8)
+    assert threads() == []
+    assert filled.ahead < 10 * MB
+
+
+def test_a_queue_that_is_closed_leaves_neither_thread_nor_log(tmp_path: Path) -> None:
+    path = tmp_path / "queue.db"
+    with closing(open_sqlite(path)) as store:
+        Filled(store, path).store_megabytes(20)
+        assert threads()
+    assert threads() == []
+    assert not Path(f"{path}-wal").exists()
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_without_the_thread_commits_do_it(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connection cannot be had, say: no file may be opened any more."""
+    real = SqliteDialect.connect
+
+    def connect(self: SqliteDialect, *args: object, **how: bool) -> object:
+        if threading.current_thread().name == NAME:
+            raise StoreUnavailable("no more files")
+        return real(self, *args, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SqliteDialect, "connect", connect)
+    filled.store_megabytes(60)
+    assert len(threads()) == 1
+    assert filled.ahead < 24 * MB
+
+
+def test_whoever_reads_for_long_holds_up_nobody(filled: Filled) -> None:
+    """The log cannot be begun anew meanwhile: it grows, and is short again later."""
+    filled.store_megabytes(4)
+    with closing(sqlite3.connect(filled.path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT COUNT(*) FROM postroom_topics").fetchone()
+        filled.store_megabytes(60)
+        assert filled.ahead > 60 * MB
+        reader.execute("COMMIT")
+    before = filled.ahead
+    filled.store_megabytes(60)
+    assert filled.ahead <= before
+
+
+class Copied:
+    """A connection that copies nothing, and says how long the log is."""
+
+    def __init__(self) -> None:
+        self.pages = self.times = 0
+
+    def execute(self, sql: str) -> Copied:
+        assert sql == "PRAGMA wal_checkpoint(PASSIVE)"
+        self.times += 1
+        return self
+
+    def fetchone(self) -> tuple[int, int, int]:
+        return 0, self.pages, 0
+
+    def close(self) -> None:
+        self.pages = -1
+
+
+def test_a_log_that_is_to_be_begun_anew_is_left_to_a_commit() -> None:
+    """While a thread copies no commit can: it would go on for ever beside a writer that does."""
+    copied = Copied()
+    checkpoints = Checkpoints(lambda: cast(sqlite3.Connection, copied), StoreTuning())
+
+    def copies_after(megabytes: int) -> int:
+        for _ in range(megabytes):
+            checkpoints.stored(MB)
+            while checkpoints._copying:
+                time.sleep(0.001)
+        return copied.times
+
+    assert [copies_after(4), copies_after(3), copies_after(1)] == [1, 1, 2]
+    copied.pages = 1999
+    assert [copies_after(4), copies_after(4)] == [3, 4]
+    copied.pages = 2000
+    assert [copies_after(4), copies_after(4), copies_after(4)] == [5, 5, 6]
+    checkpoints.close()
+    assert copied.pages == -1 and threads() == []
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from tests.unit.store.test_write_ahead import Filled
+from postroom.store import open_sqlite
+filled = Filled(open_sqlite(Path(sys.argv[1])), Path(sys.argv[1]))
+while True:
+    filled.store_megabytes(1)
+    print(filled.stored, flush=True)
+"""
+
+
+@pytest.mark.parametrize("after", [9, 23])
+def test_a_writer_that_is_killed_has_stored_what_it_said(tmp_path: Path, after: int) -> None:
+    path, said = tmp_path / "queue.db", 0
+    command = [sys.executable, "-c", _WRITER, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as writer:
+        assert writer.stdout is not None
+        for line in writer.stdout:
+            said = int(line)
+            if said >= after:
+                writer.send_signal(signal.SIGKILL)
+                break
+        said = max([said, *map(int, writer.stdout.read().split())])
+    with closing(sqlite3.connect(path)) as file:
+        assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    with closing(open_sqlite(path)) as store:
+        (piece,) = store.catalog.topic("orders").route.partitions
+        found = store.log.read(piece.partition_id, 0, max_messages=1000, max_bytes=1000 * MB)
+    assert len(found) >= said
+    assert [one.base_offset for one in found] == list(range(len(found)))
