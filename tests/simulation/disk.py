@@ -433,6 +433,9 @@ class _NoBallast:
     def admits(self) -> bool:
         return True
 
+    def scarce(self) -> bool:
+        return False
+
     def make_room(self, *, emptying: bool) -> bool:
         return False
 

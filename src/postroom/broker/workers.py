@@ -27,14 +27,12 @@ T = TypeVar("T")
 
 _Job = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...]]
 _END = object()
-_IN_A_ROW = 100  # then one goes to a thread, which does what was put off: SQLite's checkpoints
 
 
 class Workers:
     def __init__(self, threads: int, name: str, at_once: AtOnce | None = None) -> None:
         self.threads = threads
         self._at_once = at_once
-        self._in_a_row = 0
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._jobs: dict[Hashable, deque[_Job]] = {}  # what waits, by key; never empty
@@ -56,15 +54,13 @@ class Workers:
         WouldWaitError: it was begun, and is to be begun anew in a thread. To hand work to a thread and back
         costs a fifth of the CPU of a poll and an ack on SQLite (`bench.mechanisms`).
         """
-        if self._at_once is None or self._jobs or self._in_a_row >= _IN_A_ROW:
+        if self._at_once is None or self._jobs:
             return None
-        self._in_a_row += 1
         with self._at_once():
             return function(*args)
 
     async def run_for(self, key: Hashable, function: Callable[..., T], *args: Any) -> T:
         """The answer of work that is done in a thread, after what came before it under that key."""
-        self._in_a_row = 0
         done: asyncio.Future[T] = self._loop.create_future()
         job = (done, function, args)
         with self._lock:

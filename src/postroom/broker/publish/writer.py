@@ -44,7 +44,6 @@ __all__ = ["LineKey", "Writer"]
 
 _SMALLER = 4
 _FEW, _LITTLE_BYTES = 16, 64 * 1024  # batches that may be stored in the event loop, and their bytes
-_IN_A_ROW = 100  # then one goes to the thread, which does what was put off: SQLite's checkpoints
 
 LineKey = tuple[int, int]
 """A topic, and a producer of it."""
@@ -100,7 +99,7 @@ class Writer:
         self._considerate_s = limits.tuning.broker.considerate_s
         self._quick_s, self._pauses = limits.tuning.broker.commit_quick_s, limits.tuning.broker.commit_pauses
         self._slow, self._slow_until = 0, 0.0  # commits in the loop, in a row
-        self._at_once, self._in_a_row = at_once, 0
+        self._at_once = at_once
         self._arrived: list[_PendingAppend] = []  # in this turn of the loop, or while one is being sent
         self._sending: _Sending | None = None  # then the thread has nothing to do
         self._appended = appended
@@ -170,12 +169,11 @@ class Writer:
         group, self._arrived = self._arrived, []
         if group and (self._store_here(group) if self._at_once else self._send(group)):
             return
-        self._in_a_row = 0
         self._queue.put(group)
 
     def _store_here(self, group: list[_PendingAppend]) -> bool:
         """Store them in the event loop. False: the thread is to do it, and finds out what became of them."""
-        if len(group) > _FEW or self._pending_bytes > _LITTLE_BYTES or self._in_a_row >= _IN_A_ROW:
+        if len(group) > _FEW or self._pending_bytes > _LITTLE_BYTES:
             return False
         if time.monotonic() < self._slow_until:
             return False
@@ -185,7 +183,6 @@ class Writer:
         except Exception:
             results = None  # the thread meets it again, and tells
         took = time.perf_counter() - began
-        self._in_a_row += 1
         self._slow = self._slow + 1 if took > self._quick_s else 0
         if self._slow:
             self._slow_until = time.monotonic() + self._pauses.after(self._slow)

@@ -128,7 +128,6 @@ def _insert_lone(partition_id: int) -> str:
 
 class _Connection(sqlite3.Connection):
     synchronous: str = ""  # what it was last set to
-    checkpoint_pages: int = 0  # likewise
     thrifty: bool = False  # deleted pages are not written over, see `_save_room`
     secure: int = 0  # whether they are otherwise
     of_file: tuple[int, int] | None = None  # which has one connection more while this is open
@@ -164,7 +163,11 @@ class SqliteDialect:
         self._locks = {area: FileLock(self._lock_file(area), limits, path) for area in Area}
         self._memory: dict[Area, _Connection] = {}
         self._ballast = None if path is None else Ballast(path, self.tuning)
-        self._checkpoints = Checkpoints(lambda: self.connect(Area.LOG), self.tuning)
+        self._checkpoints = (
+            Checkpoints(self.connect, self._locks, self._ballast.scarce)
+            if self._ballast is not None
+            else None
+        )
         self.opened_ms = 0  # first since the machine was started: what was not flushed before is forgotten
         self._commits = dict.fromkeys(Area, 0)  # in memory; a file has its own count
 
@@ -192,7 +195,7 @@ class SqliteDialect:
             self._prepare(connection, area)
             if at_once:
                 connection.execute("PRAGMA busy_timeout=0")
-                _set_checkpoint(connection, 0)
+                connection.execute("PRAGMA wal_autocheckpoint=0")
         except (sqlite3.Error, UnicodeDecodeError) as error:
             if connection is not None:
                 connection.close()
@@ -222,7 +225,7 @@ class SqliteDialect:
         if area is not Area.PROGRESS:  # of a new file; batches are read three times as fast as with 4 KiB
             connection.execute(f"PRAGMA page_size={_LOG_PAGE_BYTES}")
         self._use_wal(connection)
-        _set_checkpoint(connection, PAGES)
+        connection.execute(f"PRAGMA wal_autocheckpoint={PAGES}")
         connection.execute(f"PRAGMA journal_size_limit={_JOURNAL_BYTES}")
         _set_flush(connection, area, flush=True)
 
@@ -272,8 +275,6 @@ class SqliteDialect:
                 _set_flush(connection, area, flush=flush)
             if self._ballast is not None and self._ballast.released != connection.thrifty:
                 self._save_room(connection, self._ballast.released)
-            if area is Area.LOG and not at_once and connection.checkpoint_pages != self._checkpoints.pages:
-                _set_checkpoint(connection, self._checkpoints.pages)
             connection.execute("BEGIN IMMEDIATE")
         except BaseException:
             self._locks[area].release()
@@ -284,6 +285,8 @@ class SqliteDialect:
             if commit:
                 connection.execute("COMMIT")
                 self._commits[area] += 1
+                if self._checkpoints is not None:
+                    self._checkpoints.committed(area)
             elif connection.in_transaction:
                 connection.execute("ROLLBACK")
         except BaseException:
@@ -407,14 +410,15 @@ class SqliteDialect:
         pass  # whoever watches looks at the file
 
     def stored(self, area: Area, size: int) -> None:
-        if area is Area.LOG and self.path is not None:
-            self._checkpoints.stored(size)
+        if self._checkpoints is not None and size >= _LOG_PAGE_BYTES:
+            self._checkpoints.committed(area, size // _LOG_PAGE_BYTES)
 
     def watch(self, session: Session) -> Watcher:
         return _FileWatcher(self) if self.path is not None else _MemoryWatcher(self._commits)
 
     def close(self) -> None:
-        self._checkpoints.close()
+        if self._checkpoints is not None:
+            self._checkpoints.close()
         for connection in self._memory.values():
             connection.close()
         for lock in self._locks.values():
@@ -570,9 +574,3 @@ def _set_flush(connection: _Connection, area: Area, *, flush: bool) -> None:
     wanted = _SYNCHRONOUS[area, flush]
     connection.execute(f"PRAGMA synchronous={wanted}")
     connection.synchronous = wanted
-
-
-def _set_checkpoint(connection: _Connection, pages: int) -> None:
-    """A commit copies a write-ahead log that is longer than so many pages; 0: none does."""
-    connection.execute(f"PRAGMA wal_autocheckpoint={pages}")
-    connection.checkpoint_pages = pages

@@ -1,10 +1,10 @@
 """A SQLite file's write-ahead log: who copies it into the file, and the room that is kept for that.
 
-**Checkpoints.** SQLite copies the log within the commit that has made it long. After small commits that is
-seldom and short. Whoever stores megabytes a commit would wait for it most of the time, so a thread copies
-beside the writer then. It never catches up with a writer that goes on, and the log is begun anew only when
-all of it is copied: that is left to a commit, which finds little to do. Must never be needed for anything to
-be right: what a thread did not copy, a commit does.
+**Checkpoints.** SQLite would copy the log within the commit that has made it long, and whoever had made that
+commit would wait for the disk, twice. So a thread copies beside those who write. It never catches up with
+them while they go on, and the log is begun anew only when all of it is copied: now and then it keeps them out
+for the little that is left; on a disk with little room, for all of it. Must never be needed for anything to
+be right: what the thread did not copy, a commit does once the log is longer.
 
 **Ballast.** On a full disk even a delete needs some room. A queue of some size keeps a file of `BALLAST`
 bytes beside it. A verb that empties (a purge, retention) and finds the disk full gives these bytes back and
@@ -26,73 +26,91 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Protocol
 
 from ...config import StoreTuning
 from ...errors import PostroomError
 from ...files import open_private
+from ..sql.session import Area
 
 __all__ = ["BALLAST", "PAGES", "Ballast", "Checkpoints"]
 
-PAGES, _BULK_PAGES = 1000, 2000  # of a log that a commit copies: usually, and while a thread does that too
-_BULK = 256 * 1024  # bytes of a commit that is large
-_STEP = 4 * 1024 * 1024  # after so many of large commits a thread copies
+PAGES = 2000  # of a log that a commit copies: the thread did not
+_SOME, _MANY = 500, 1500  # pages after which it copies, and of a log that is to be begun anew
+_CHECKPOINT = "PRAGMA wal_checkpoint(PASSIVE)"  # of what nobody is in the way of
+_OF_A_COMMIT = 4  # pages of one that writes a few rows, about
 
 BALLAST = 16 * 1024 * 1024
 _AMPLE = 5  # times as much has to be free before it is made
 
 
-class Checkpoints:
-    """Those of one file. Any thread may use it; its own ends with `close`."""
+class Lock(Protocol):
+    """Keeps those who write out."""
 
-    def __init__(self, connect: Callable[[], sqlite3.Connection], tuning: StoreTuning) -> None:
-        self._connect, self._bulk_s = connect, tuning.bulk_s
-        self._bulk_until = 0.0
-        self._ahead = 0  # bytes of large commits since the thread was last told to copy
-        self._copying = False
+    def acquire(self) -> bool: ...
+
+    def release(self) -> None: ...
+
+
+class Checkpoints:
+    """Those of the files of a queue. Any thread may use it; its own ends with `close`."""
+
+    def __init__(
+        self,
+        connect: Callable[[Area], sqlite3.Connection],
+        locks: Mapping[Area, Lock],
+        scarce: Callable[[], bool],
+    ) -> None:
+        """`scarce`: the disk has little room left."""
+        self._connect, self._locks, self._scarce = connect, locks, scarce
+        self._written = dict.fromkeys(Area, 0)  # pages, about, since the thread was last told of the file
+        self._told: set[Area] = set()  # what it has not copied since
+        self._jobs: SimpleQueue[Area | None] = SimpleQueue()
         self._guard = threading.Lock()
-        self._told: SimpleQueue[bool] = SimpleQueue()  # True: copy; False: end
         self._thread: threading.Thread | None = None
 
-    @property
-    def pages(self) -> int:
-        """A commit that finds the log longer than this copies it."""
-        return _BULK_PAGES if time.monotonic() < self._bulk_until else PAGES
+    def committed(self, area: Area, pages: int = _OF_A_COMMIT) -> None:
+        """The area's log is longer by about so many pages."""
+        self._written[area] += pages  # of two at the same moment one may be missed
+        if self._written[area] >= _SOME and area not in self._told:
+            self._tell(area)
 
-    def stored(self, size: int) -> None:
-        """A commit has added batches of so many bytes to the log."""
-        if size < _BULK:
-            return
-        self._bulk_until = time.monotonic() + self._bulk_s
+    def _tell(self, area: Area) -> None:
         with self._guard:
-            self._ahead += size
-            if self._ahead < _STEP or self._copying:
+            if area in self._told:
                 return
-            self._ahead, self._copying = 0, True
+            self._told.add(area)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="postroom-checkpoints", daemon=True)
                 self._thread.start()
-        self._told.put(True)
+        self._jobs.put(area)
 
     def _run(self) -> None:
-        connection: sqlite3.Connection | None = None
-        while self._told.get():
-            pages = 0
+        connections: dict[Area, sqlite3.Connection] = {}
+        while (area := self._jobs.get()) is not None:
+            self._written[area] = 0
             with contextlib.suppress(sqlite3.Error, PostroomError):  # a commit meets it again, and tells
-                connection = connection or self._connect()
-                _, pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            with self._guard:
-                self._copying = False
-                if pages >= _BULK_PAGES:  # a commit has to begin it anew, and cannot while this copies
-                    self._ahead = -_STEP
-        if connection is not None:
+                if area not in connections:
+                    connections[area] = self._connect(area)
+                self._copy(area, connections[area])
+            self._told.discard(area)
+        for connection in connections.values():
             connection.close()
+
+    def _copy(self, area: Area, connection: sqlite3.Connection) -> None:
+        pages = _MANY if self._scarce() else connection.execute(_CHECKPOINT).fetchone()[1]
+        if pages >= _MANY and self._locks[area].acquire():
+            try:
+                connection.execute(_CHECKPOINT).fetchone()
+            finally:
+                self._locks[area].release()
 
     def close(self) -> None:
         if self._thread is not None:
-            self._told.put(False)
+            self._jobs.put(None)
             self._thread.join()
 
 
@@ -127,6 +145,13 @@ class Ballast:
             return True
         self.released = True
         return self._there_is_room()
+
+    def scarce(self) -> bool:
+        """Return whether there is so little room that no file should be longer than it need be."""
+        try:
+            return self._free() < _AMPLE * BALLAST
+        except OSError:
+            return True
 
     def make_room(self, *, emptying: bool) -> bool:
         """After an append or a delete found the disk full: True if it is worth another try."""
