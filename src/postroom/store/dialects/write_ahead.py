@@ -71,6 +71,7 @@ class Checkpoints:
         self._jobs: SimpleQueue[Area | None] = SimpleQueue()
         self._guard = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._closed = False
 
     def committed(self, area: Area, pages: int = _OF_A_COMMIT) -> None:
         """The area's log is longer by about so many pages."""
@@ -80,7 +81,7 @@ class Checkpoints:
 
     def _tell(self, area: Area) -> None:
         with self._guard:
-            if area in self._told:
+            if area in self._told or self._closed:
                 return
             self._told.add(area)
             if self._thread is None:
@@ -109,6 +110,8 @@ class Checkpoints:
                 self._locks[area].release()
 
     def close(self) -> None:
+        with self._guard:
+            self._closed = True
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
