@@ -73,6 +73,7 @@ class StoreTuning:
     ballast_check_s: float = 1.0  # how often a process checks whether the ballast can be made
     ballast_again_s: float = 0.5  # how often it checks whether a full disk has room again
     ballast_readers_ms: int = 250  # a checkpoint waits so long for those who read
+    checkpoint_wait_s: float = 1.0  # a commit of megabytes waits so long for a copy that it has outrun
 
     # PostgreSQL and MySQL
     keepalive_idle_s: int = 5  # a connection that is silent for so long is asked whether it lives,

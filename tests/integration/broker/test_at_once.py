@@ -75,13 +75,13 @@ async def test_short_work_is_begun_anew_in_a_thread(store: Store) -> None:
     assert not await run(True)
     assert not await workers.run_for("key", work, False)
     assert seen == [True, True, False, False]
-    assert {await run(False) for _ in range(200)} == {True, False}
+    assert {await run(False) for _ in range(200)} == {True}  # however many come
     await workers.close()
 
 
 @pytest.mark.slow("writes for seconds")
 async def test_the_journal_stays_small(tmp_path: Path) -> None:
-    """What is done at once leaves checkpoints to the threads, and they come to it."""
+    """What is done at once leaves checkpoints to a thread, and that comes to it."""
     async with postroom.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
         await mq.create_topic("orders")
         async with mq.consumer("orders", "billing") as consumer:
@@ -90,7 +90,7 @@ async def test_the_journal_stays_small(tmp_path: Path) -> None:
                 (message,) = await consumer.poll(1, wait=20)
                 await message.ack()
         journal = tmp_path / "queue.db.progress-wal"
-        assert journal.stat().st_size < 8 * 1024 * 1024, "2,000 pages of 4 KiB"
+        assert journal.stat().st_size < 16 * 1024 * 1024, "4,000 pages of 4 KiB"
 
 
 async def test_the_loop_goes_on_while_others_hold_the_file(tmp_path: Path) -> None:

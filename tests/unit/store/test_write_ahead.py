@@ -16,6 +16,7 @@ from typing import cast
 
 import pytest
 
+from postroom.config import StoreTuning
 from postroom.errors import StoreUnavailable
 from postroom.model.messages.batch import BatchBuilder
 from postroom.model.policy.settings import TopicSettings
@@ -70,7 +71,7 @@ def filled(tmp_path: Path) -> Iterator[Filled]:
 def test_large_commits_are_copied_beside_the_writer(filled: Filled) -> None:
     filled.store_megabytes(100)
     assert len(threads()) == 1
-    assert filled.ahead < 40 * MB  # 12 to 24, and what was stored while a thread was copying
+    assert filled.ahead < 64 * MB  # 12 to 24; and 32, if the machine is so busy that the thread is held up
     assert len(filled.store.log.read(filled.partition, 0, max_messages=100, max_bytes=200 * MB)) == 100
 
 
@@ -100,19 +101,21 @@ def test_a_queue_that_is_closed_leaves_neither_thread_nor_log(tmp_path: Path) ->
         assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_without_the_thread_commits_do_it(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_thread_commits_do_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its connection cannot be had, say: no file may be opened any more."""
-    real = SqliteDialect.connect
+    real, refused = SqliteDialect.connect, threading.Event()
 
     def connect(self: SqliteDialect, *args: object, **how: bool) -> object:
         if threading.current_thread().name == NAME:
+            refused.set()
             raise StoreUnavailable("no more files")
         return real(self, *args, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SqliteDialect, "connect", connect)
-    filled.store_megabytes(90)
-    assert len(threads()) == 1
-    assert filled.ahead < 32 * MB
+    with closing(open_sqlite(tmp_path / "queue.db")) as store:
+        filled = Filled(store, tmp_path / "queue.db")
+        filled.store_megabytes(60)
+        assert refused.is_set() and filled.ahead < 20 * MB
 
 
 def test_whoever_reads_for_long_holds_up_nobody(filled: Filled) -> None:
@@ -160,7 +163,9 @@ def test_writers_are_kept_out_for_what_is_left_of_a_long_log() -> None:
     """It is begun anew only when all of it is copied, and beside a writer that goes on it never would be."""
     copied = Copied()
     locks = dict.fromkeys(Area, copied)
-    checkpoints = Checkpoints(lambda area: cast(sqlite3.Connection, copied), locks, lambda: copied.full)
+    checkpoints = Checkpoints(
+        lambda area: cast(sqlite3.Connection, copied), locks, lambda: copied.full, StoreTuning()
+    )
 
     def done_after(pages: int) -> list[str]:
         for _ in range(pages):
@@ -179,6 +184,34 @@ def test_writers_are_kept_out_for_what_is_left_of_a_long_log() -> None:
     assert done_after(500) == ["copy", "lock"]
     checkpoints.close()
     assert copied.did == ["close"] and threads() == []
+
+
+def test_whoever_outruns_the_thread_is_held_up() -> None:
+    """Only with megabytes, which no event loop stores."""
+    copied, began, go_on = Copied(), threading.Event(), threading.Event()
+    tuning = StoreTuning(checkpoint_wait_s=3600.0)
+
+    def connect(area: Area) -> sqlite3.Connection:
+        began.set()
+        assert go_on.wait(60)
+        return cast(sqlite3.Connection, copied)
+
+    checkpoints = Checkpoints(connect, dict.fromkeys(Area, copied), lambda: False, tuning)
+    checkpoints.stored(Area.LOG, 4 * MB, 8192)
+    assert began.wait(60)
+    for _ in range(7):
+        checkpoints.stored(Area.LOG, 4 * MB, 8192)
+    writer = threading.Thread(target=checkpoints.stored, args=(Area.LOG, 4 * MB, 8192), daemon=True)
+    writer.start()
+    writer.join(0.2)
+    for _ in range(10):
+        checkpoints.stored(Area.LOG, 64 * 1024, 8192)
+        checkpoints.committed(Area.LOG)
+    assert writer.is_alive() and copied.did == []
+    go_on.set()
+    writer.join(60)
+    assert not writer.is_alive() and copied.did[0] == "copy"
+    checkpoints.close()
 
 
 _WRITER = """

@@ -163,11 +163,9 @@ class SqliteDialect:
         self._locks = {area: FileLock(self._lock_file(area), limits, path) for area in Area}
         self._memory: dict[Area, _Connection] = {}
         self._ballast = None if path is None else Ballast(path, self.tuning)
-        self._checkpoints = (
-            Checkpoints(self.connect, self._locks, self._ballast.scarce)
-            if self._ballast is not None
-            else None
-        )
+        self._checkpoints: Checkpoints | None = None
+        if self._ballast is not None:
+            self._checkpoints = Checkpoints(self.connect, self._locks, self._ballast.scarce, self.tuning)
         self.opened_ms = 0  # first since the machine was started: what was not flushed before is forgotten
         self._commits = dict.fromkeys(Area, 0)  # in memory; a file has its own count
 
@@ -411,7 +409,7 @@ class SqliteDialect:
 
     def stored(self, area: Area, size: int) -> None:
         if self._checkpoints is not None and size >= _LOG_PAGE_BYTES:
-            self._checkpoints.committed(area, size // _LOG_PAGE_BYTES)
+            self._checkpoints.stored(area, size, _LOG_PAGE_BYTES)
 
     def watch(self, session: Session) -> Watcher:
         return _FileWatcher(self) if self.path is not None else _MemoryWatcher(self._commits)

@@ -3,8 +3,9 @@
 **Checkpoints.** SQLite would copy the log within the commit that has made it long, and whoever had made that
 commit would wait for the disk, twice. So a thread copies beside those who write. It never catches up with
 them while they go on, and the log is begun anew only when all of it is copied: now and then it keeps them out
-for the little that is left; on a disk with little room, for all of it. Must never be needed for anything to
-be right: what the thread did not copy, a commit does once the log is longer.
+for the little that is left; on a disk with little room, for all of it. Whoever stores megabytes faster than
+they are copied is held up. Must never be needed for anything to be right: what the thread did not copy, a
+commit does once the log is longer.
 
 **Ballast.** On a full disk even a delete needs some room. A queue of some size keeps a file of `BALLAST`
 bytes beside it. A verb that empties (a purge, retention) and finds the disk full gives these bytes back and
@@ -40,6 +41,8 @@ __all__ = ["BALLAST", "PAGES", "Ballast", "Checkpoints"]
 
 PAGES = 2000  # of a log that a commit copies: the thread did not
 _SOME, _MANY = 500, 1500  # pages after which it copies, and of a log that is to be begun anew
+_MOST = 4000  # pages that are written while it copies: it is waited for
+_BULK = 256 * 1024  # bytes of a commit that may wait for it, since it is none of the event loop's
 _CHECKPOINT = "PRAGMA wal_checkpoint(PASSIVE)"  # of what nobody is in the way of
 _OF_A_COMMIT = 4  # pages of one that writes a few rows, about
 
@@ -63,13 +66,16 @@ class Checkpoints:
         connect: Callable[[Area], sqlite3.Connection],
         locks: Mapping[Area, Lock],
         scarce: Callable[[], bool],
+        tuning: StoreTuning,
     ) -> None:
         """`scarce`: the disk has little room left."""
         self._connect, self._locks, self._scarce = connect, locks, scarce
+        self._wait_s = tuning.checkpoint_wait_s
         self._written = dict.fromkeys(Area, 0)  # pages, about, since the thread was last told of the file
         self._told: set[Area] = set()  # what it has not copied since
         self._jobs: SimpleQueue[Area | None] = SimpleQueue()
         self._guard = threading.Lock()
+        self._copied = threading.Event()  # since the thread was last told of something
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -79,11 +85,18 @@ class Checkpoints:
         if self._written[area] >= _SOME and area not in self._told:
             self._tell(area)
 
+    def stored(self, area: Area, size: int, page: int) -> None:
+        """Its log is longer by batches of so many bytes; called once nobody is kept out any more."""
+        self.committed(area, size // page)
+        if size >= _BULK and self._written[area] >= _MOST and area in self._told:
+            self._copied.wait(self._wait_s)
+
     def _tell(self, area: Area) -> None:
         with self._guard:
             if area in self._told or self._closed:
                 return
             self._told.add(area)
+            self._copied.clear()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="postroom-checkpoints", daemon=True)
                 self._thread.start()
@@ -98,6 +111,7 @@ class Checkpoints:
                     connections[area] = self._connect(area)
                 self._copy(area, connections[area])
             self._told.discard(area)
+            self._copied.set()
         for connection in connections.values():
             connection.close()
 
