@@ -101,14 +101,17 @@ def test_a_queue_that_is_closed_leaves_neither_thread_nor_log(tmp_path: Path) ->
         assert file.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_without_the_thread_commits_do_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [StoreUnavailable("no more files"), OSError(24, "Too many open files")])
+def test_without_the_thread_commits_do_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     """Its connection cannot be had, say: no file may be opened any more."""
     real, refused = SqliteDialect.connect, threading.Event()
 
     def connect(self: SqliteDialect, *args: object, **how: bool) -> object:
         if threading.current_thread().name == NAME:
             refused.set()
-            raise StoreUnavailable("no more files")
+            raise error
         return real(self, *args, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(SqliteDialect, "connect", connect)
@@ -116,6 +119,27 @@ def test_without_the_thread_commits_do_it(tmp_path: Path, monkeypatch: pytest.Mo
         filled = Filled(store, tmp_path / "queue.db")
         filled.store_megabytes(60)
         assert refused.is_set() and filled.ahead < 20 * MB
+        assert threads()  # and it is tried again
+        monkeypatch.undo()
+        filled.store_megabytes(10)
+
+
+def test_what_is_committed_is_so_where_no_thread_can_be_started(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if self.name == NAME:
+            raise RuntimeError("can't start new thread")
+        real(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    filled.store_megabytes(60)
+    assert filled.stored == 60 and threads() == [] and filled.ahead < 20 * MB
+    monkeypatch.undo()
+    filled.store_megabytes(5)
+    assert len(threads()) == 1
 
 
 def test_whoever_reads_for_long_holds_up_nobody(filled: Filled) -> None:

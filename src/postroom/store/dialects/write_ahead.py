@@ -50,7 +50,7 @@ BALLAST = 16 * 1024 * 1024
 _AMPLE = 5  # times as much has to be free before it is made
 
 
-class Lock(Protocol):
+class WriterLock(Protocol):
     """Keeps those who write out."""
 
     def acquire(self) -> bool: ...
@@ -64,7 +64,7 @@ class Checkpoints:
     def __init__(
         self,
         connect: Callable[[Area], sqlite3.Connection],
-        locks: Mapping[Area, Lock],
+        locks: Mapping[Area, WriterLock],
         scarce: Callable[[], bool],
         tuning: StoreTuning,
     ) -> None:
@@ -95,18 +95,28 @@ class Checkpoints:
         with self._guard:
             if area in self._told or self._closed:
                 return
+            if self._thread is None and not self._started():
+                self._written[area] = 0  # it is tried again after as many pages
+                return
             self._told.add(area)
             self._copied.clear()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="postroom-checkpoints", daemon=True)
-                self._thread.start()
         self._jobs.put(area)
+
+    def _started(self) -> bool:
+        """False: the process may have no more threads. Whoever has just committed must not fail for that."""
+        thread = threading.Thread(target=self._run, name="postroom-checkpoints", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
+        return True
 
     def _run(self) -> None:
         connections: dict[Area, sqlite3.Connection] = {}
         while (area := self._jobs.get()) is not None:
             self._written[area] = 0
-            with contextlib.suppress(sqlite3.Error, PostroomError):  # a commit meets it again, and tells
+            with contextlib.suppress(sqlite3.Error, PostroomError, OSError):  # a commit meets it, and tells
                 if area not in connections:
                     connections[area] = self._connect(area)
                 self._copy(area, connections[area])
