@@ -28,7 +28,7 @@ from ..config import DEFAULTS, Limits
 from ..endpoint.endpoint import Endpoint
 from ..errors import InvalidSetting, UsageError
 from ..metrics import Metrics
-from ..model.messages.batch import COMPRESSIONS
+from ..model.messages.compression import AUTO, COMPRESSIONS
 from ..model.policy.settings import Exhausted, Mode
 from ..model.policy.slow_lane import SlowLane
 from ..model.topology.names import check_group, check_member, check_topic
@@ -265,8 +265,10 @@ class Connection(Admin, Requesting):
             )
             self._producers = [*(p for p in self._producers if not p.closed), spooled]
             return spooled
-        if compression not in COMPRESSIONS:
-            raise InvalidSetting(f"compression={compression!r}: choose one of {', '.join(COMPRESSIONS)}")
+        if compression != AUTO and compression not in COMPRESSIONS:
+            raise InvalidSetting(
+                f"compression={compression!r}: choose one of {', '.join(COMPRESSIONS)}, {AUTO}"
+            )
         batching = Batching(
             linger_ms=duration_ms(linger, name="linger"),
             compression=compression,

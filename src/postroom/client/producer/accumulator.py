@@ -32,6 +32,7 @@ from ...config import DEFAULTS, ClientTuning
 from ...endpoint.endpoint import Endpoint
 from ...errors import ClosedError, PartitionSealed, PostroomError, SendTimeout, UnknownFate
 from ...model.messages.batch import BatchBuilder
+from ...model.messages.compression import AUTO
 from ...model.messages.sequence import next_sequence
 from ...model.topology.route import Range
 from ...store.contract import Appended
@@ -62,7 +63,7 @@ _LAST_EPOCH = 2**15 - 1
 @dataclass(frozen=True, slots=True)
 class Batching:
     linger_ms: int = 0
-    compression: str = "none"
+    compression: str = AUTO
     confirm: bool = True
     batch_messages: int = DEFAULTS.batch_messages
     batch_bytes: int = DEFAULTS.batch_bytes
@@ -291,7 +292,7 @@ class Accumulator:
     def _gather(self) -> tuple[list[Parcel], BatchBuilder]:
         """Parcels off the queue and into a batch, as many as fit and are due together; not those whose caller
         has gone."""
-        builder = BatchBuilder(self._batching.compression, self._batching.batch_bytes)
+        builder = BatchBuilder(self._router.compression, self._batching.batch_bytes)
         taken: list[Parcel] = []
         now_ms, now = self._endpoint.now_ms(), self._loop.time()
         while self._pending and builder.count < self._batching.batch_messages:

@@ -27,6 +27,7 @@ from ...backoff import ROUTE, SOON
 from ...config import DEFAULTS, ClientTuning
 from ...endpoint.endpoint import Endpoint
 from ...errors import ClosedError, PostroomError, SendTimeout
+from ...model.messages.compression import AUTO
 from ...model.messages.slot import deal, slot_of
 from ...model.topology.route import Range, Route
 from ...tasks import SharedTask, end
@@ -243,6 +244,7 @@ class Router:
         self.cause: PostroomError | None = None  # why the route cannot be read now
         self.by_id = False  # the topic looks at ids
         self._slot_of = slot_of  # or that of the topic's own rule
+        self.compression = batching.compression
         self._looked_at = 0.0
         self._looking = SharedTask(self._look, _CLOSED)
 
@@ -579,6 +581,8 @@ class Router:
     def _saw(self, route: Route) -> None:
         self.by_id, self._looked_at = route.by_id, self._now()
         self._slot_of = slot_of if route.keys == "postroom" else route.slot_of
+        if self._batching.compression == AUTO:  # not all Kafka clients can read it
+            self.compression = AUTO if route.keys == "postroom" else "none"
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()

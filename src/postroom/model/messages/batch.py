@@ -29,7 +29,15 @@ from aiokafka.record.util import calc_crc32c
 from ...config import DEFAULTS
 from ...errors import CorruptBatch, InvalidSetting
 from ..frozen import dataclass
-from .compression import COMPRESSIONS, MAX_UNPACKED_BYTES, compress, decompress
+from .compression import (
+    AUTO,
+    COMPRESSIONS,
+    MAX_UNPACKED_BYTES,
+    PAYS_FROM_BYTES,
+    compress,
+    decompress,
+    what_pays,
+)
 
 __all__ = [
     "COMPRESSIONS",
@@ -316,9 +324,11 @@ class BatchBuilder:
     __slots__ = ("_append", "_codec", "_compression", "count")
 
     def __init__(self, compression: str = "none", max_bytes: int = DEFAULTS.batch_bytes) -> None:
-        if compression not in COMPRESSIONS:
-            raise InvalidSetting(f"compression must be one of {', '.join(_NAMES)}; not {compression!r}")
-        self._compression = COMPRESSIONS[compression]
+        if compression != AUTO and compression not in COMPRESSIONS:
+            raise InvalidSetting(
+                f"compression must be one of {', '.join(_NAMES)}, {AUTO}; not {compression!r}"
+            )
+        self._compression = COMPRESSIONS.get(compression)  # None: where it pays
         below = max_bytes + 1  # the codec's limit is exclusive
         self._codec = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, below)
         self._append = self._codec.append
@@ -358,14 +368,15 @@ class BatchBuilder:
             raise ValueError("a batch has at least one message")
         _check_identity(producer_id, epoch, base_sequence)
         self._codec.set_producer_state(producer_id, epoch, base_sequence)
-        plain = self._codec.build()
-        if not self._compression:
-            return bytes(plain)
-        with memoryview(plain) as view:
-            packed = view[:HEADER_SIZE].tobytes() + compress(self._compression, view[HEADER_SIZE:].tobytes())
-        batch = bytearray(packed)
+        plain = bytes(self._codec.build())
+        kind = self._compression
+        if kind is None and len(plain) >= PAYS_FROM_BYTES:
+            kind = what_pays(plain, self.count)
+        if not kind:
+            return plain
+        batch = bytearray(plain[:HEADER_SIZE] + compress(kind, plain[HEADER_SIZE:]))
         _LENGTH.pack_into(batch, _LENGTH_AT, len(batch) - 12)
-        _ATTRIBUTES.pack_into(batch, _ATTRIBUTES_AT, self._compression)
+        _ATTRIBUTES.pack_into(batch, _ATTRIBUTES_AT, kind)
         return _sealed(batch)
 
 

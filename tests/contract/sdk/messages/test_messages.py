@@ -266,11 +266,22 @@ async def test_one_way(mq: Connection) -> None:
     assert len(await take(mq, 100)) == 100
 
 
-@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
+@pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd", "auto"])
 async def test_compression(mq: Connection, compression: str) -> None:
     async with mq.producer("orders", compression=compression) as producer:
         await producer.send_many(Message(b"%d" % i) for i in range(100))
     assert sorted(int(m.value) for m in await take(mq, 100)) == list(range(100))
+
+
+@everywhere
+async def test_a_list_of_large_values(mq: Connection) -> None:
+    """It is compressed on its way, with keys and without."""
+    values = [f"order {n}, ".encode() * 300 for n in range(200)]
+    receipts = await mq.send_many("orders", values[:100])
+    receipts += await mq.send_many("orders", [Message(value, key=value[:8]) for value in values[100:]])
+    stored = {(m.partition, m.offset): m.value async for m in mq.read("orders")}
+    assert [stored[r.partition, r.offset] for r in receipts] == values
+    assert sorted(m.value for m in await take(mq, 200)) == sorted(values)
 
 
 @everywhere

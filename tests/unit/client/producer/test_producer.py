@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from random import randbytes
 from typing import Any
 from unittest.mock import patch
 
@@ -140,6 +142,28 @@ async def test_compression(mq: Connection, endpoint: FakeEndpoint, compression: 
         await producer.send(b"x" * 1000)
     assert [h.compression for h in endpoint.headers()] == [compression]
     assert endpoint.values() == [b"x" * 1000]
+
+
+async def test_a_list_of_large_values_is_compressed_if_that_pays(
+    mq: Connection, endpoint: FakeEndpoint
+) -> None:
+    text, noise = [b"%d, " % n * 300 for n in range(100)], [randbytes(1200) for _ in range(100)]
+    for values in (text, noise, [b"x" * 100] * 1000, [b"x" * 5000]):
+        await mq.send_many("orders", values)
+    async with mq.producer("orders", compression="auto") as producer:
+        await producer.send_many(text)
+    assert [h.compression for h in endpoint.headers()] == ["lz4", "none", "none", "none", "lz4"]
+    assert endpoint.values() == [*text, *noise, *[b"x" * 100] * 1000, b"x" * 5000, *text]
+
+
+async def test_a_topic_of_kafka_clients_is_not_compressed_unasked(
+    mq: Connection, endpoint: FakeEndpoint
+) -> None:
+    endpoint.routes["orders"] = replace(endpoint.routes["orders"], keys="java")
+    await mq.send_many("orders", [b"x" * 5000] * 100)
+    async with mq.producer("orders") as producer:
+        await producer.send_many([b"x" * 5000] * 100)
+    assert [h.compression for h in endpoint.headers()] == ["none", "lz4"]
 
 
 # ---- where messages go ----

@@ -282,7 +282,7 @@ def test_the_clock_is_never_read_instead_of_a_timestamp() -> None:
 
 
 def test_an_unknown_compression_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="none, gzip, snappy, lz4, zstd; not 'brotli'"):
+    with pytest.raises(InvalidSetting, match="none, gzip, snappy, lz4, zstd, auto; not 'brotli'"):
         BatchBuilder("brotli")
 
 
