@@ -210,8 +210,9 @@ def test_writers_are_kept_out_for_what_is_left_of_a_long_log() -> None:
     assert copied.did == ["close"] and threads() == []
 
 
-def test_whoever_outruns_the_thread_is_held_up() -> None:
-    """Only with megabytes, which no event loop stores."""
+@pytest.mark.parametrize("scarce", [False, True])
+def test_whoever_outruns_the_thread_is_held_up(scarce: bool) -> None:
+    """Only with megabytes, which no event loop stores; where there is little room, at once."""
     copied, began, go_on = Copied(), threading.Event(), threading.Event()
     tuning = StoreTuning(checkpoint_wait_s=3600.0)
 
@@ -220,10 +221,10 @@ def test_whoever_outruns_the_thread_is_held_up() -> None:
         assert go_on.wait(60)
         return cast(sqlite3.Connection, copied)
 
-    checkpoints = Checkpoints(connect, dict.fromkeys(Area, copied), lambda: False, tuning)
-    checkpoints.stored(Area.LOG, 4 * MB, 8192)
+    checkpoints = Checkpoints(connect, dict.fromkeys(Area, copied), lambda: scarce, tuning)
+    checkpoints.committed(Area.LOG, 512)
     assert began.wait(60)
-    for _ in range(7):
+    for _ in range(0 if scarce else 7):
         checkpoints.stored(Area.LOG, 4 * MB, 8192)
     writer = threading.Thread(target=checkpoints.stored, args=(Area.LOG, 4 * MB, 8192), daemon=True)
     writer.start()
@@ -234,7 +235,7 @@ def test_whoever_outruns_the_thread_is_held_up() -> None:
     assert writer.is_alive() and copied.did == []
     go_on.set()
     writer.join(60)
-    assert not writer.is_alive() and copied.did[0] == "copy"
+    assert not writer.is_alive() and "copy" in copied.did
     checkpoints.close()
 
 

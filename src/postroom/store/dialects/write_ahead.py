@@ -4,7 +4,7 @@
 commit would wait for the disk, twice. So a thread copies beside those who write. It never catches up with
 them while they go on, and the log is begun anew only when all of it is copied: now and then it keeps them out
 for the little that is left; on a disk with little room, for all of it. Whoever stores megabytes faster than
-they are copied is held up. Must never be needed for anything to be right: what the thread did not copy, a
+they are copied is held up, and there at once. Must never be needed for anything to be right: what the thread did not copy, a
 commit does once the log is longer.
 
 **Ballast.** On a full disk even a delete needs some room. A queue of some size keeps a file of `BALLAST`
@@ -88,7 +88,7 @@ class Checkpoints:
     def stored(self, area: Area, size: int, page: int) -> None:
         """Its log is longer by batches of so many bytes; called once nobody is kept out any more."""
         self.committed(area, size // page)
-        if size >= _BULK and self._written[area] >= _MOST and area in self._told:
+        if size >= _BULK and area in self._told and (self._written[area] >= _MOST or self._scarce()):
             self._copied.wait(self._wait_s)
 
     def _tell(self, area: Area) -> None:
