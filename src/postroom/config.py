@@ -119,6 +119,7 @@ class BrokerTuning:
     lull_s: float = 1.0  # nobody waited for so long: the next who waits asks anew
     watcher_failure_s: float = 0.2  # before a watcher whose store failed tries again
     watcher_own_s: float = 0.02  # while only this process commits, others' commits are noticed no later
+    watcher_asleep_s: float = 0.25  # meanwhile its own are read so seldom
     watcher_kept_s: float = 30.0  # a watcher that nobody wants is kept for so long
     read_ahead_s: float = 5.0  # what was read ahead and not asked for in so long makes room for others
 

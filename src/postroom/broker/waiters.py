@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Literal, Protocol
 
@@ -149,6 +149,77 @@ async def wait(news: asyncio.Event, seconds: float) -> None:
         pass
 
 
+class OthersWatch:
+    """Whether anybody else has committed, asked by the event loop while nobody but this process does.
+
+    The loop has connections to SQLite of its own, which tell that in 20 us. A look of the watcher's thread
+    takes 500, and the loop waits for the interpreter meanwhile: 50 a second made each message late by 0.4 ms.
+    Used by one thread; its timer runs in the loop.
+    """
+
+    def __init__(self, store: Store, every_s: float) -> None:
+        self._store, self._every_s = store, every_s
+        self._loop = asyncio.get_running_loop()
+        self._version: Hashable | None = None
+        self._asking: asyncio.TimerHandle | None = None
+        self._begun, self._ended = threading.Event(), threading.Event()
+        self._able = store.at_once is not None
+        self._wanted = False
+
+    def begin(self, patience_s: float) -> bool:
+        """From now on others are noticed: who looks after this sees all that they have done before. False:
+        that cannot be told, or the loop has no time for so long."""
+        if not self._able:
+            return False
+        self._begun.clear()
+        self._ended.clear()
+        self._wanted = True
+        with suppress(RuntimeError):  # the loop was closed
+            self._loop.call_soon_threadsafe(self._begin)
+            if self._begun.wait(patience_s) and not self._ended.is_set():
+                return True
+        self._wanted = False
+        return False
+
+    def wait(self, seconds: float) -> None:
+        """Until somebody else has committed, for so long at most."""
+        self._ended.wait(seconds)
+        self._wanted = False
+
+    def end(self) -> None:
+        """End a wait, from any thread."""
+        self._ended.set()
+
+    def _begin(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+        self._version = self._ask_store()
+        self._ask_again()
+        self._begun.set()
+
+    def _ask(self) -> None:
+        if self._ask_store() != self._version:
+            self._version = None
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        self._asking = None
+        if self._version is None:
+            self._ended.set()
+        elif self._wanted:
+            self._asking = self._loop.call_later(self._every_s, self._ask)
+
+    def _ask_store(self) -> Hashable | None:
+        assert self._store.at_once is not None, "nobody begins otherwise"
+        try:
+            with self._store.at_once():
+                version = self._store.others_version()
+        except PostroomError:  # the thread meets it, and tells
+            return None
+        self._able = version is not None
+        return version
+
+
 class WatcherThread:
     """A watcher looks for commits of other processes while somebody waits here, and tells the event loop.
 
@@ -157,8 +228,8 @@ class WatcherThread:
     process sends is late by an eighth of the silence before it, and a consumer that has nothing to do costs a
     tenth. News in this process does not come this way, and a store that waits for news itself (PostgreSQL,
     SQLite on Linux) is asked again at once. Where a file only tells that somebody has committed, and that was
-    this process, it is asked again after an eighth of the time since the last news of others, and no later
-    than `watcher_own_s`.
+    this process, it is asked again after an eighth of the time since the last news of others; once that is
+    `watcher_own_s`, the event loop asks that often who it was (`OthersWatch`), and the thread sleeps.
     """
 
     def __init__(
@@ -175,6 +246,8 @@ class WatcherThread:
         self.awaited: Awaited = lambda kind: None  # whose news are read
         self.stored_here: Callable[[int, int], bool] = lambda partition_id, end: False
         self._own_s = limits.tuning.broker.watcher_own_s
+        self._asleep_s = limits.tuning.broker.watcher_asleep_s
+        self._others = OthersWatch(store, self._own_s)
         self._seen: News | None = None  # what was read last
         self._report = report  # (news of log and catalog, when groups have something due); None: as before
         self._loop = asyncio.get_running_loop()
@@ -205,6 +278,7 @@ class WatcherThread:
         with self._guard:
             if self._watcher is not None:
                 self._watcher.wake()
+        self._others.end()
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
@@ -236,12 +310,16 @@ class WatcherThread:
                     time.sleep(self._interval_s)  # half of what it costs to wait for an event
                 if self._stopping.is_set():
                     return
+                alone = found == "ours" and time.monotonic() - others_at >= _CALMING * self._own_s
+                alone = alone and self._others.begin(self._asleep_s)
                 asked_at = time.monotonic()
                 found = self._look(watcher.changed)
                 if found != "nothing":
                     news_at = time.monotonic()
                 if found == "news":
                     others_at = news_at
+                elif alone:
+                    self._others.wait(self._asleep_s)
         finally:
             with self._guard:  # it must not be woken once it is closed
                 self._watcher = None

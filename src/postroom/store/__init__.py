@@ -98,6 +98,10 @@ class SqlStore:
     def version(self) -> Hashable | None:
         return self.session.version()
 
+    def others_version(self) -> Hashable | None:
+        dialect = self.session.dialect
+        return None if dialect.one_connection else self.session.version(dialect.areas)  # else all share it
+
     def watch(self) -> Watcher:
         return self.session.dialect.watch(self.session)
 

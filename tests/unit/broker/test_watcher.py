@@ -5,14 +5,21 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from postroom.broker.deliver.readable import TailCache
-from postroom.broker.waiters import WatcherThread
+from postroom.broker.waiters import OthersWatch, WatcherThread
 from postroom.config import DEFAULTS
-from postroom.store.contract import News, StoredBatch
+from postroom.model.policy.settings import GroupSettings, TopicSettings
+from postroom.store import open_memory, open_sqlite
+from postroom.store.contract import Append, News, StoredBatch
+from postroom.testing.store_contract.harness import batch
+from tests.tuned import tuned
 
 _CALM = 60  # looks
 
@@ -24,6 +31,7 @@ class Commits:
         self.end, self.most, self.enough = 0, 0, threading.Event()
         self.looks: list[float] = []  # when it was looked
         self.log = self.progress = self
+        self.at_once = None
         self.commit: Callable[[], None] = lambda: None
 
     def watch(self) -> Commits:
@@ -82,6 +90,117 @@ async def test_commits_of_others_are_looked_at_as_often_as_ever() -> None:
 
 def _commit(store: Commits) -> None:
     store.end += 1
+
+
+# ---- on a file, while nobody else commits: the event loop notices who does ----
+
+
+class Watched:
+    """A queue in a file, this process, whose commits are those of the event loop, and another one."""
+
+    def __init__(self, path: Path) -> None:
+        self.store, self.other = open_sqlite(path), open_sqlite(path)
+        self.store.catalog.create_topic("orders", TopicSettings(), 1)
+        (self.piece,) = self.store.catalog.topic("orders").route.partitions
+        self.group = self.store.catalog.create_group("orders", "billing", GroupSettings())
+        self.looks, self.asleep, self.told = 0, threading.Event(), asyncio.Event()
+        limits = tuned(broker={"watcher_asleep_s": 3600.0})
+        self.watcher = WatcherThread(self.store, limits, self._report)
+        self.watcher.stored_here = lambda partition_id, end: False
+        self.others = self.watcher._others
+
+    def _report(self, news: News | None, dues: dict[int, int] | None) -> None:
+        self.looks += 1
+        if news is not None and news.ends.get(self.piece.partition_id):
+            self.told.set()
+
+    def commit_here(self) -> None:
+        assert self.store.at_once is not None
+        with self.store.at_once():
+            self.store.progress.join(self.group.id, "ann", "test", 1000)
+
+    def commit_elsewhere(self) -> None:
+        self.other.log.append([Append(self.piece.partition_id, batch())])
+
+    async def until_asleep(self) -> None:
+        """Until the thread leaves it to the loop to look, which a few commits of its own bring about."""
+        self.watcher.resume()
+        while not self.asleep.is_set():
+            self.commit_here()
+            await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        await asyncio.wait_for(self.watcher.close(), 60)
+        self.store.close()
+        self.other.close()
+
+
+@pytest.fixture
+async def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
+    watched = Watched(tmp_path / "queue.db")
+    wait = watched.others.wait
+
+    def waiting(seconds: float) -> None:
+        watched.asleep.set()
+        wait(seconds)
+        watched.asleep.clear()
+
+    monkeypatch.setattr(watched.others, "wait", waiting)
+    yield watched
+    await watched.close()
+
+
+async def test_while_only_the_loop_commits_the_thread_sleeps(watched: Watched) -> None:
+    await watched.until_asleep()
+    looks = watched.looks
+    for _ in range(20):
+        watched.commit_here()
+        await asyncio.sleep(DEFAULTS.tuning.broker.watcher_own_s / 2)
+    assert watched.asleep.is_set() and watched.looks == looks and not watched.told.is_set()
+    await asyncio.to_thread(watched.commit_elsewhere)
+    await asyncio.wait_for(watched.told.wait(), 60)
+
+
+@pytest.mark.parametrize("moment", ["before the loop asks", "before the look", "before the sleep"])
+async def test_nothing_of_others_is_missed_as_it_falls_asleep(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    begin, wait = watched.others.begin, watched.others.wait
+    done = []
+
+    def commit(now: str) -> None:
+        if now == moment and not done:
+            done.append(now)
+            watched.commit_elsewhere()
+
+    def beginning(patience_s: float) -> bool:
+        commit("before the loop asks")
+        begun = begin(patience_s)
+        commit("before the look")
+        return begun
+
+    def waiting(seconds: float) -> None:
+        commit("before the sleep")
+        wait(seconds)
+
+    monkeypatch.setattr(watched.others, "begin", beginning)
+    monkeypatch.setattr(watched.others, "wait", waiting)
+    watched.watcher.resume()
+    deadline = time.monotonic() + 60
+    while not watched.told.is_set():
+        assert time.monotonic() < deadline, f"{done} was not noticed"
+        if not done:
+            watched.commit_here()
+        await asyncio.sleep(0.005)
+    assert done == [moment]
+
+
+async def test_in_memory_there_are_no_others() -> None:
+    store = open_memory()
+    others = OthersWatch(store, 0.02)
+    assert not await asyncio.to_thread(others.begin, 60.0)
+    assert not others._able
+    store.close()
 
 
 def test_what_is_in_memory_was_stored_here() -> None:

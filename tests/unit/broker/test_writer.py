@@ -104,6 +104,37 @@ async def test_a_slow_disk_holds_up_the_loop_seldom(watched: Watched) -> None:
     assert sum(here for here, _ in watched.stored) <= 1
 
 
+async def test_one_late_commit_is_forgiven(watched: Watched) -> None:
+    limits = tuned(broker={"commit_quick_s": 0.3, "commit_pauses": Pauses(3600.0, 3600.0)})
+    writer = writer_of(watched, limits)
+    await writer.append(sent(0))
+    for number, slow_s in enumerate((0.4, 0.0, 0.4, 0.4, 0.0, 0.0), 1):
+        watched.slow_s = slow_s
+        await writer.append(sent(number))
+    await writer.close()
+    assert [here for here, _ in watched.stored] == [False, True, True, True, True, False, False]
+
+
+async def test_senders_have_their_answers_before_polls_are_woken(watched: Watched) -> None:
+    order: list[str] = []
+    loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+    def answer(result: object) -> None:
+        loop.call_soon(order.append, "answered")
+
+    def wake(ends: dict[int, int]) -> None:
+        order.append("woken")
+        woken.set()
+
+    writer = Writer(watched, TailCache(10_000_000), EASY, wake, at_once=True)  # type: ignore[arg-type]
+    for number in range(2):  # by the thread, and in the loop
+        writer.queue(sent(number), (1, 7), answer)
+        await asyncio.wait_for(woken.wait(), 60)
+        woken.clear()
+    assert order == ["answered", "woken"] * 2 and [here for here, _ in watched.stored] == [False, True]
+    await writer.close()
+
+
 async def test_what_fails_in_the_loop_is_told_by_the_thread(watched: Watched) -> None:
     writer = writer_of(watched)
     await writer.append(sent(0))

@@ -43,6 +43,7 @@ __all__ = ["LineKey", "Writer"]
 
 
 _SMALLER = 4
+_LATE = 4  # times as long as a quick commit: too late to be forgiven
 _FEW, _LITTLE_BYTES = 16, 64 * 1024  # batches that may be stored in the event loop, and their bytes
 
 LineKey = tuple[int, int]
@@ -183,9 +184,12 @@ class Writer:
         except Exception:
             results = None  # the thread meets it again, and tells
         took = time.perf_counter() - began
-        self._slow = self._slow + 1 if took > self._quick_s else 0
-        if self._slow:
-            self._slow_until = time.monotonic() + self._pauses.after(self._slow)
+        if took <= self._quick_s:
+            self._slow = 0
+        else:  # one that is a little late is forgiven: in the thread all wait for the interpreter
+            self._slow += 1 if took <= _LATE * self._quick_s else 2
+            if self._slow > 1:
+                self._slow_until = time.monotonic() + self._pauses.after(self._slow - 1)
         if results is None:
             return False
         self._count(group, took)
@@ -355,8 +359,8 @@ class Writer:
             self._tell(pending, result)
         if self._crowded and not self._closed:
             self._make_room()
-        if stored:
-            self._appended(stored)
+        if stored:  # a turn later, when senders have their answers: a poll would hold these up
+            self._loop.call_soon(self._appended, stored)
 
     def _tell(self, pending: _PendingAppend, result: Appended | PostroomError) -> None:
         try:

@@ -551,6 +551,9 @@ class Store(Protocol):
         """Return what is another value once anybody else has changed a durable log, a topic or progress: who
         is to wait for nothing, and has seen it before, need not read again. None: that takes a query."""
 
+    def others_version(self) -> Hashable | None:
+        """Return the same of all that there is, volatile topics too. None: it cannot be told."""
+
     def now_ms(self) -> int:
         """The store's clock."""
 

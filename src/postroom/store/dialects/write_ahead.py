@@ -4,8 +4,8 @@
 commit would wait for the disk, twice. So a thread copies beside those who write. It never catches up with
 them while they go on, and the log is begun anew only when all of it is copied: now and then it keeps them out
 for the little that is left; on a disk with little room, for all of it. Whoever stores megabytes faster than
-they are copied is held up, and there at once. Must never be needed for anything to be right: what the thread did not copy, a
-commit does once the log is longer.
+they are copied is held up, and there at once. Must never be needed for anything to be right: what the thread
+did not copy, a commit does once the log is longer.
 
 **Ballast.** On a full disk even a delete needs some room. A queue of some size keeps a file of `BALLAST`
 bytes beside it. A verb that empties (a purge, retention) and finds the disk full gives these bytes back and

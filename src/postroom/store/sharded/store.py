@@ -310,6 +310,8 @@ class ShardedStore:
     def version(self) -> Hashable | None:
         return None
 
+    others_version = version
+
     # ---- shards ----
 
     def parts(self) -> Mapping[str, Store]:
@@ -427,6 +429,7 @@ class _Part:
         at_once: AtOnce | None
 
         def version(self) -> Hashable | None: ...
+        def others_version(self) -> Hashable | None: ...
         def parts(self) -> Mapping[str, Store]: ...
         def present(self, partition_ids: Iterable[int]) -> list[int]: ...
         def shard_of(self, partition_id: int) -> str: ...

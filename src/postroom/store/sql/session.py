@@ -380,13 +380,16 @@ class Session:
         """Return the area whose tables know a log's partitions: the log's own where it has tables."""
         return area if area in self.dialect.areas else Area.LOG
 
-    def version(self) -> Hashable | None:
+    def version(self, areas: Sequence[Area] = (Area.LOG, Area.PROGRESS)) -> Hashable | None:
         """Return what a commit on any other connection changes, to verbs that wait for nothing: on theirs
         nothing is committed but what their callers know."""
         if not self._mood.at_once:
             return None
-        with self.read(Area.LOG) as log, self.read(Area.PROGRESS) as progress:
-            return self.dialect.version(log.connection), self.dialect.version(progress.connection)
+        found = []
+        for area in areas:
+            with self.read(area) as tx:
+                found.append(self.dialect.version(tx.connection))
+        return tuple(found)
 
     def at_once(self) -> AbstractContextManager[None]:
         """Verbs of this thread wait for nothing within it."""
