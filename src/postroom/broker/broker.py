@@ -146,7 +146,7 @@ class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs
         self._work = ShardWork(
             store, limits, holder, self._tail, self._in_thread,
             appended=self._appended, due_moved=self._due_moved, told=self._news,
-            awaited=self._waiters.awaited,
+            awaited=self._waiters.awaited, heeds_own=self._has_ordered,
         )  # fmt: skip
         self._mover = Mover(store, self._deliveries.read_span, self._work.append, self._in_thread)
         self._mover.to_lane = partial(leads_to_lane, self._catalog)
@@ -262,9 +262,12 @@ class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs
         if dues is not None:
             self._notify_due(dues, self._dues.get(shard, {}))
             self._dues[shard] = dues
-            ordered = self._ordered.remembers_members or self._waiters.listens(HOLDERS)
-            if ordered and self._holders_timer is None:
+            if self._has_ordered() and self._holders_timer is None:
                 self._holders_timer = self._loop.call_later(self._tuning.holders_s, self._notify_holders)
+
+    def _has_ordered(self) -> bool:
+        """Whether members of ordered groups are here. Any thread."""
+        return self._ordered.remembers_members or self._waiters.listens(HOLDERS)
 
     def _notify_holders(self) -> None:
         """Partitions of ordered groups may have been handed over elsewhere; looked at now and then only."""

@@ -41,11 +41,13 @@ class ShardWork:
         due_moved: Callable[[Sequence[tuple[int, StoredBatch]]], None],
         told: Told,
         awaited: Awaited,
+        heeds_own: Callable[[], bool],
     ) -> None:
         self._store = store
         self._in_thread = in_thread
         self._limits, self._holder, self._tail = limits, holder, tail
         self._appended, self._due_moved, self._told, self._awaited = appended, due_moved, told, awaited
+        self._heeds_own = heeds_own
         self._writers: dict[str, Writer] = {}
         self._watchers: list[WatcherThread] = []
         self._schedules: list[ScheduleThread] = []
@@ -60,6 +62,7 @@ class ShardWork:
         )
         watcher = WatcherThread(part, self._limits, partial(self._told, name))
         watcher.awaited, watcher.stored_here = self._awaited, self._tail.reaches
+        watcher.heeds_own = self._heeds_own
         watching = partial(_watch_schedule, watcher)
         mover = ScheduleMover(part, self._limits, self._holder, self._due_moved, watching, name)
         schedule = ScheduleThread(mover, part.now_ms)

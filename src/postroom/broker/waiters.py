@@ -157,22 +157,23 @@ class OthersWatch:
     Used by one thread; its timer runs in the loop.
     """
 
-    def __init__(self, store: Store, every_s: float) -> None:
-        self._store, self._every_s = store, every_s
+    def __init__(self, store: Store, every_s: float, heeded: Callable[[], bool] = lambda: False) -> None:
+        """`heeded`: somebody waits for what this process commits itself, too."""
+        self._store, self._every_s, self._heeded = store, every_s, heeded
         self._loop = asyncio.get_running_loop()
         self._version: Hashable | None = None
         self._asking: asyncio.TimerHandle | None = None
         self._begun, self._ended = threading.Event(), threading.Event()
         self._able = store.at_once is not None
-        self._wanted = False
+        self._wanted = self._closed = False
 
     def begin(self, patience_s: float) -> bool:
         """From now on others are noticed: who looks after this sees all that they have done before. False:
-        that cannot be told, or the loop has no time for so long."""
-        if not self._able:
-            return False
+        that cannot be told, or is not all, or the loop has no time for so long."""
         self._begun.clear()
         self._ended.clear()
+        if not self._able or self._closed or self._heeded():
+            return False
         self._wanted = True
         with suppress(RuntimeError):  # the loop was closed
             self._loop.call_soon_threadsafe(self._begin)
@@ -186,8 +187,9 @@ class OthersWatch:
         self._ended.wait(seconds)
         self._wanted = False
 
-    def end(self) -> None:
-        """End a wait, from any thread."""
+    def close(self) -> None:
+        """End a wait, and all that come; from any thread."""
+        self._closed = True
         self._ended.set()
 
     def _begin(self) -> None:
@@ -198,7 +200,7 @@ class OthersWatch:
         self._begun.set()
 
     def _ask(self) -> None:
-        if self._ask_store() != self._version:
+        if self._wanted and (self._heeded() or self._ask_store() != self._version):
             self._version = None
         self._ask_again()
 
@@ -247,7 +249,8 @@ class WatcherThread:
         self.stored_here: Callable[[int, int], bool] = lambda partition_id, end: False
         self._own_s = limits.tuning.broker.watcher_own_s
         self._asleep_s = limits.tuning.broker.watcher_asleep_s
-        self._others = OthersWatch(store, self._own_s)
+        self.heeds_own: Callable[[], bool] = lambda: False  # whether its own commits are news to somebody
+        self._others = OthersWatch(store, self._own_s, lambda: self.heeds_own())
         self._seen: News | None = None  # what was read last
         self._report = report  # (news of log and catalog, when groups have something due); None: as before
         self._loop = asyncio.get_running_loop()
@@ -278,7 +281,7 @@ class WatcherThread:
         with self._guard:
             if self._watcher is not None:
                 self._watcher.wake()
-        self._others.end()
+        self._others.close()
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:

@@ -161,6 +161,18 @@ async def test_while_only_the_loop_commits_the_thread_sleeps(watched: Watched) -
     await asyncio.wait_for(watched.told.wait(), 60)
 
 
+async def test_whoever_waits_for_commits_of_this_process_is_told_of_them(watched: Watched) -> None:
+    """Members of ordered groups, to whom a partition may be handed over."""
+    await watched.until_asleep()
+    looks, watched.watcher.heeds_own = watched.looks, lambda: True
+    deadline = time.monotonic() + 60
+    while watched.looks < looks + 5:
+        assert time.monotonic() < deadline
+        watched.commit_here()
+        await asyncio.sleep(0.005)
+    assert not watched.asleep.is_set()
+
+
 @pytest.mark.parametrize("moment", ["before the loop asks", "before the look", "before the sleep"])
 async def test_nothing_of_others_is_missed_as_it_falls_asleep(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, moment: str
