@@ -321,8 +321,8 @@ class WatcherThread:
                     news_at = time.monotonic()
                 if found == "news":
                     others_at = news_at
-                elif alone:
-                    self._others.wait(self._asleep_s)
+                if alone:
+                    self._others.wait(self._asleep_s if found == "ours" else 0)
         finally:
             with self._guard:  # it must not be woken once it is closed
                 self._watcher = None

@@ -173,6 +173,27 @@ async def test_whoever_waits_for_commits_of_this_process_is_told_of_them(watched
     assert not watched.asleep.is_set()
 
 
+async def test_where_nothing_happens_the_loop_is_left_alone(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread is told by the file then; an idle consumer costs next to nothing."""
+    looks, looked = iter(["ours"] * 100), asyncio.Event()
+
+    def look(changed: object) -> str:
+        if watched.others._wanted:
+            watched.watcher._loop.call_soon_threadsafe(looked.set)
+            return "nothing"
+        return next(looks)
+
+    monkeypatch.setattr(watched.watcher, "_look", look)
+    watched.watcher.resume()
+    await asyncio.wait_for(looked.wait(), 60)
+    deadline = time.monotonic() + 60
+    while watched.others._wanted or watched.others._asking is not None:
+        assert time.monotonic() < deadline, "the loop asks on"
+        await asyncio.sleep(0.005)
+
+
 @pytest.mark.parametrize("moment", ["before the loop asks", "before the look", "before the sleep"])
 async def test_nothing_of_others_is_missed_as_it_falls_asleep(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, moment: str
