@@ -25,7 +25,7 @@ FOUND = {
 }
 
 BREAKS = {
-    "memory": 1, "repeats": 84, "gaps": 867, "reroute": 654, "unsettled": 6, "reply": 146, "tokens": 6,
+    "memory": 1, "repeats": 84, "gaps": 867, "reroute": 654, "unsettled": 6, "reply": 146, "tokens": 4,
     "flush": 6, "start": 1248, "lazy": 2592, "latest": 4, "gate": 159, "resume": 99, "stamps": 55, "ids": 116,
     "window": 430, "suspects": 25, "clock": 40, "control": 15, "decision": 20, "leader": 46,
     "generation": 322, "probe": 1000066,
