@@ -40,15 +40,15 @@ class Load:
         self._crew.outages.append(Event(begin, "outage", until=time.time_ns() + _LATE_NS, crash=crash))
         try:
             await recovered(self._crew, what, time.monotonic())
-        except AssertionError as stuck:
-            raise AssertionError(f"{stuck}; they said:\n{self._said()[-4000:]}") from None
+        except TimeoutError as stuck:
+            raise TimeoutError(f"{stuck}; they said:\n{self._said()[-4000:]}") from None
 
-    async def says(self, words: str) -> None:
-        """Returns when a broker, or one of its clients, has logged this, in the words for people."""
+    async def says(self, *words: str) -> None:
+        """Returns when a broker, or one of its clients, has logged one of these, in the words for people."""
         try:
-            await until(lambda: words in self._said(), f"somebody says {words!r}")
-        except AssertionError as silent:
-            raise AssertionError(f"{silent}; they said:\n{self._said()[-4000:]}") from None
+            await until(lambda: any(one in self._said() for one in words), f"somebody says {words}")
+        except TimeoutError as silent:
+            raise TimeoutError(f"{silent}; they said:\n{self._said()[-4000:]}") from None
 
     def _said(self) -> str:
         return "".join(path.read_text() for path in self._folder.glob("*.errors"))

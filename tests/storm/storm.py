@@ -160,10 +160,10 @@ class Storm:
 
         try:
             await until(all_flow, f"work goes on after: {what}", _STUCK_S)
-        except AssertionError as stuck:
+        except TimeoutError as stuck:
             now = self._tally.now()
             still = [flow for flow in FLOWS if now[flow] <= before[flow]]
-            raise AssertionError(f"{stuck}; what stands still: {still}") from None
+            raise TimeoutError(f"{stuck}; what stands still: {still}") from None
 
     async def _tell(self, strikes: Strikes, crew: Crew) -> None:
         while True:

@@ -154,8 +154,8 @@ def group(
     """Judge what one group did with what was sent; `topic`: with what was sent there.
 
     `ordered`: messages of a key are handled in their order. `exactly_once`: no reason excuses a repeat.
-    `since`: what was sent before may be lost. `lazy_ns`: so long before a crash acks may not have been
-    flushed. `lease_ns`: so long after a crash a member may still have what the crash forgot that it
+    `since`: what was sent before may be lost. `lazy_ns`: so long before a crash hand-outs and acks may not
+    have been flushed. `lease_ns`: so long after a crash a member may still have what the crash forgot that it
     has, and so long after any outage it may handle what it had before, under a lease that it could not renew
     meanwhile. `dead_letters`: the history says what was found among them.
     """
@@ -360,11 +360,13 @@ class _Repeats:
         )
 
     def _forgotten(self, earlier: _Handling, later: _Handling) -> bool:
-        """A crash forgot a hand-out: it is handed out again, and its holder handles it all the same. The next
-        may be the holder itself, whose ack was confirmed once the database was back. Nobody takes over for a
-        lease from then on."""
+        """A crash forgot a hand-out: it is handed out again, and its holder handles it all the same, or had
+        just done so. The next may be the holder itself, whose ack was confirmed once the database was back.
+        Nobody takes over for a lease from then on."""
         return any(
-            outage.crash and outage.at <= earlier.at <= later.at <= outage.until + self._lease_ns
+            outage.crash
+            and outage.at - self._lazy_ns <= earlier.at
+            and outage.at <= later.at <= outage.until + self._lease_ns
             for outage in self._seen.outages
         )
 

@@ -145,6 +145,14 @@ def test_a_crash_may_forget_a_hand_out_for_one_lease() -> None:
     assert judged(sent(A), first, handled(51, A), [crash], lease_ns=30).of("acked again") == [A]
 
 
+def test_a_crash_may_forget_a_hand_out_that_was_handled_before_it_and_acked_after_it() -> None:
+    crash, acked = Event(10, "outage", until=20, crash=True), Event(40, "settled", "c0", A)
+    parts = sent(A), handled(7, A, outcome=None), [acked], handled(41, A), [crash]
+    assert judged(*parts, lease_ns=30, lazy_ns=3).excused == {"forgotten": 1}
+    assert judged(*parts, lease_ns=30, lazy_ns=2).of("acked again") == [A]
+    assert judged(*parts, lease_ns=20, lazy_ns=3).of("acked again") == [A]
+
+
 def test_who_was_cut_off_may_have_lost_its_lease() -> None:
     outage = Event(2, "outage", until=4)
     assert judged(sent(A), handled(1, A, outcome=None), handled(5, A, "c1"), [outage]).clean
