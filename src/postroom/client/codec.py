@@ -195,16 +195,14 @@ def _pack_plain(messages: Sequence[Any]) -> Packed | None:
         value, key, headers = m.value, m.key, _NONE
         if type(value) is not bytes:
             value = _as_value(value)
-        size = len(value)
-        if key is not None:
+        if key is None:
+            size = len(value)
+        else:
             if type(key) is not bytes:
                 if type(key) is not str:
                     return None
                 key = key.encode()
-            length = len(key)
-            if length > longest:
-                return None
-            size += length
+            size = len(value) + len(key)
             keyed = True
         if m.headers:
             headers = _user_headers(m.headers)
@@ -217,7 +215,7 @@ def _pack_plain(messages: Sequence[Any]) -> Packed | None:
             headers = [*headers, (_ID, text)]
             ids += [None] * (len(entries) - len(ids))
             ids.append(m.id)
-        if size > limit:
+        if size > longest and (size > limit or len(key or b"") > longest):
             return None
         total += size
         add((key, value, headers))

@@ -232,6 +232,7 @@ class Router:
         self._accumulators: dict[tuple[int, int], Accumulator] = {}  # by partition id and `_strand`
         self._ranges: tuple[Range, ...] = ()  # of the route as last read
         self._by_slot: list[Accumulator] = []
+        self._starts: tuple[int, ...] = ()  # the first slot of each range
         self._fresh_s = batching.tuning.ids_fresh_s
         self._turns = PartitionCycle(batching.tuning)
         self._gone: set[int] = set()  # partitions of this route that take no more
@@ -299,23 +300,13 @@ class Router:
         if self._gone or self._behind or None in keys:
             self._place_apart(parcel, keys)
             return
-        targets: list[tuple[Accumulator, list[int]]] = []
-        piles: list[list[int]] = []  # the messages of each slot: those of a partition are together
-        for piece in self._ranges:
-            chosen: list[int] = []
-            targets.append((self._by_slot[piece.first_slot], chosen))
-            piles += [chosen] * (piece.last_slot - piece.first_slot + 1)
-        self._deal(cast("list[bytes]", keys), piles)
-        there = [target for target in targets if target[1]]
-        for (target, _), part in zip(there, parcel.divide([chosen for _, chosen in there]), strict=True):
-            self._add(target, part)
-
-    def _deal(self, keys: list[bytes], piles: list[list[int]]) -> None:
         if self._slot_of is slot_of:
-            deal(keys, piles)
-            return
-        for at, slot in enumerate(map(self._slot_of, keys)):
-            piles[slot].append(at)
+            dealt = deal(cast("list[bytes]", keys), self._starts)
+        else:
+            dealt = deal_slots(map(self._slot_of, cast("list[bytes]", keys)), self._starts)
+        there = [(start, chosen) for start, chosen in zip(self._starts, dealt, strict=True) if chosen]
+        for (start, _), part in zip(there, parcel.divide([chosen for _, chosen in there]), strict=True):
+            self._add(self._by_slot[start], part)
 
     def _place_apart(self, parcel: Parcel, keys: list[bytes | None]) -> None:
         """Some have no key, or some slots may be held."""
@@ -534,6 +525,7 @@ class Router:
 
     def _change(self, ranges: Sequence[Range]) -> None:
         self._ranges = tuple(ranges)
+        self._starts = tuple([piece.first_slot for piece in ranges])
         here = {piece.partition_id for piece in ranges}
         self._gone &= here
         in_turn = [self._accumulator(piece) for piece in ranges]

@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from zlib import crc32
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.config import SLOTS
-from postroom.model.messages.slot import TEST_VECTORS, deal, slot_of, slots_of
+from postroom.model.messages.slot import TEST_VECTORS, deal, deal_slots, slot_of, slots_of
+from postroom.model.topology.route import even_ranges
 
 
 def bitwise_crc32(data: bytes) -> int:
@@ -44,11 +46,32 @@ def test_slots_of_many_are_those_of_each(keys: list[bytes]) -> None:
     assert slots_of(keys) == [slot_of(key) for key in keys]
 
 
-@given(st.lists(st.binary(max_size=100)))
-def test_keys_are_dealt_to_their_slots(keys: list[bytes]) -> None:
-    piles: list[list[int]] = [[] for _ in range(SLOTS)]
-    deal(keys, piles)
-    assert piles == [[at for at, key in enumerate(keys) if slot_of(key) == slot] for slot in range(SLOTS)]
+_STARTS = st.one_of(
+    st.sampled_from([1, 2, 3, 4, 6, 16, 256, 512]).map(lambda n: tuple(first for first, _ in even_ranges(n))),
+    st.sets(st.integers(1, SLOTS - 1), max_size=20).map(lambda cuts: (0, *sorted(cuts))),
+    st.sets(st.integers(1, 255), max_size=20).map(lambda cuts: (0, *[cut * 4 for cut in sorted(cuts)])),
+)
+
+
+@given(st.lists(st.binary(max_size=100)), _STARTS)
+def test_keys_are_dealt_to_the_ranges_of_their_slots(keys: list[bytes], starts: tuple[int, ...]) -> None:
+    ends = (*starts[1:], SLOTS)
+    slots = [slot_of(key) for key in keys]
+    expected = [
+        [at for at, slot in enumerate(slots) if first <= slot < end]
+        for first, end in zip(starts, ends, strict=True)
+    ]
+    assert deal(keys, starts) == expected
+    assert deal_slots(slots, starts) == expected
+
+
+def test_the_largest_products_do_not_run_into_the_next_key() -> None:
+    highest = [key for key in (b"%d" % i for i in range(200_000)) if crc32(key) >= 0xFFFF_0000]
+    keys = [highest[0], b"", *highest, b"", highest[-1]]
+    starts = tuple(range(0, SLOTS, 4))
+    assert [at for at, one in enumerate(keys) if slot_of(one) // 4 == 7] == deal(keys, starts)[7]
+    assert sorted(at for one in deal(keys, starts) for at in one) == [*range(len(keys))]
+    assert all(slot_of(keys[at]) // 4 == number for number, one in enumerate(deal(keys, starts)) for at in one)
 
 
 @pytest.mark.parametrize("partitions", [2, 3, 4, 8])
