@@ -177,18 +177,22 @@ class Gatekeeper:
 
     async def current(self, principal: Principal) -> Principal:
         """Returns the principal with the permissions it has now; NotAuthenticated if its token is gone."""
-        if principal is ANONYMOUS:
-            return principal
-        key = ("secret", principal.secret_hash) if principal.secret_hash else ("name", principal.name)
-        known = self._known.get(key)
-        if known is not None and self._fresh(known):
-            return known.principal
-        found = await self._find(key)
+        known = self.known(principal)
+        if known is not None:
+            return known
+        found = await self._find(_key_of(principal))
         if found is None:
             raise NotAuthenticated(
                 f"principal {principal.name!r} was removed, or its token rotated: connect with the new one"
             )
         return found
+
+    def known(self, principal: Principal) -> Principal | None:
+        """Returns what `current` would; None: the store has to be asked."""
+        if principal is ANONYMOUS:
+            return principal
+        known = self._known.get(_key_of(principal))
+        return known.principal if known is not None and self._fresh(known) else None
 
     def _fresh(self, known: _CachedPrincipal) -> bool:
         return 0 <= self._clock.now_ms() - known.read_at < self._fresh_ms
@@ -286,9 +290,9 @@ class Gatekeeper:
 
     async def check_partition(self, topic: str, partition_id: int) -> None:
         """Raises UnknownPartition if it is not a partition of that topic: permissions are about topics."""
-        known = {partition_id} if self._topics.get(partition_id) == topic else None
-        if known is not None and not self._looks.busy(topic):
+        if self.knows_partition(topic, partition_id):
             return
+        known = {partition_id} if self._topics.get(partition_id) == topic else None
         if partition_id not in await self._looks.look(topic, known, self._partitions, topic):
             raise UnknownPartition(
                 f"that is not a partition of topic {shortened(topic)}: fetch the route again", topic=topic
@@ -296,11 +300,19 @@ class Gatekeeper:
         make_room(self._topics, _MOST)
         self._topics[partition_id] = topic
 
+    def knows_partition(self, topic: str, partition_id: int) -> bool:
+        """Returns whether it is one of that topic, and nobody who asked waits for the answer."""
+        return self._topics.get(partition_id) == topic and not self._looks.busy(topic)
+
     def _partitions(self, topic: str) -> set[int]:
         """All that it ever had; whether one is still there is for others to say."""
         route = self._store.catalog.topic(topic).route
         older = [piece for version in self._store.routes.history(topic) for piece in version.ranges]
         return {piece.partition_id for piece in (*route.partitions, *older)}
+
+
+def _key_of(principal: Principal) -> tuple[str, str]:
+    return ("secret", principal.secret_hash) if principal.secret_hash else ("name", principal.name)
 
 
 def new_token() -> str:

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -438,10 +438,21 @@ class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs
             ids = b""
         return append if ids == append.ids else replace(append, ids=ids)
 
-    def append_soon(self, topic: str, partition_id: int, batch: bytes, producer: str, told: Told) -> bool:
-        """The short way of a batch that a producer in this process has made: nothing of it is checked again.
+    def append_soon(
+        self,
+        topic: str,
+        partition_id: int,
+        batch: bytes,
+        producer: str,
+        told: Told,
+        *,
+        owner: str | None = None,
+        gone: Callable[[], bool] | None = None,
+    ) -> bool:
+        """The short way of a batch, which must not overtake those who wait for what is looked up (I3).
 
-        It must not overtake those who wait for what is looked up (I3).
+        `owner`: the principal whose producer has made it, "" is anybody (I23); None: a producer of this
+        process, and nothing of it is checked again. `gone`: whether its sender does not wait any more.
         """
         known: Topic | None = self._catalog.known(("topic", topic))
         if known is None or self._looks.busy(topic) or not self._quotas.off:
@@ -449,9 +460,14 @@ class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs
         settings, writer = known.settings, self._work.writer_of(partition_id)
         if writer is None or settings.dedup_ms or self._backlog.limits(settings):
             return False
-        header = read_header(batch)
-        append = Append(partition_id, batch, producer_id=header.producer_id, header=header)
-        writer.queue(append, (known.id, header.producer_id), told)
+        header = read_header(batch) if owner is None else verify(batch)
+        producer_id = header.producer_id
+        if owner and producer_id >= 0:
+            if self._identity_key is None:
+                return False
+            producer_id = producer_of(self._identity_key, owner, producer_id)
+        append = Append(partition_id, batch, producer_id=producer_id, header=header)
+        writer.queue(append, (known.id, producer_id), told, gone)
         return True
 
     async def identity_key(self) -> bytes:

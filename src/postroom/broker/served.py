@@ -74,6 +74,19 @@ class Servable(Endpoint, Protocol):
     ) -> Appended:
         """Store a batch of a client: see `Endpoint` and `Broker`."""
 
+    def append_soon(
+        self,
+        topic: str,
+        partition_id: int,
+        batch: bytes,
+        producer: str,
+        told: Told,
+        *,
+        owner: str | None = None,
+        gone: Callable[[], bool] | None = None,
+    ) -> bool:
+        """Queue a batch, if nothing has to be waited for before: see `Endpoint` and `Broker`."""
+
     async def fetch_each(self, wanted: Sequence[Wanted], max_bytes: int) -> list[Fetched]:
         """Returns what there is of several partitions now, for Kafka clients."""
 
@@ -212,7 +225,9 @@ class MeteredBroker(AskingEndpoint):
         self._count_stored(topic, batch, stored, due_at)
         return stored
 
-    def append_soon(self, topic: str, partition_id: int, batch: bytes, producer: str, told: Told) -> bool:
+    def append_soon(
+        self, topic: str, partition_id: int, batch: bytes, producer: str, told: Told, **more: Any
+    ) -> bool:
         began = time.perf_counter()
 
         def counted(found: Appended | PostroomError) -> None:
@@ -222,7 +237,7 @@ class MeteredBroker(AskingEndpoint):
                 self._count_stored(topic, batch, found)
             told(found)
 
-        return self.itself.append_soon(topic, partition_id, batch, producer, counted)
+        return self.itself.append_soon(topic, partition_id, batch, producer, counted, **more)
 
     def _count_stored(self, topic: str, batch: bytes, stored: Appended, due_at: int = 0) -> None:
         figures, label = self.figures, (topic_label(topic),)

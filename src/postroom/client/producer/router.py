@@ -28,7 +28,7 @@ from ...config import DEFAULTS, ClientTuning
 from ...endpoint.endpoint import Endpoint
 from ...errors import ClosedError, PostroomError, SendTimeout
 from ...model.messages.compression import AUTO
-from ...model.messages.slot import deal, slot_of
+from ...model.messages.slot import deal, deal_slots, slot_of
 from ...model.topology.route import Range, Route
 from ...tasks import SharedTask, end
 from .accumulator import Accumulator, Batching

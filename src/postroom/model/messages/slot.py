@@ -25,7 +25,17 @@ from zlib import crc32
 
 from ...config import SLOTS
 
-__all__ = ["KEY_RULES", "TEST_VECTORS", "Keys", "deal", "deal_slots", "murmur2", "slot_by", "slot_of", "slots_of"]
+__all__ = [
+    "KEY_RULES",
+    "TEST_VECTORS",
+    "Keys",
+    "deal",
+    "deal_slots",
+    "murmur2",
+    "slot_by",
+    "slot_of",
+    "slots_of",
+]
 
 Keys = Literal["postroom", "java", "librdkafka"]
 KEY_RULES: tuple[Keys, ...] = ("postroom", "java", "librdkafka")

@@ -16,8 +16,9 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from ...endpoint.operations import OPERATIONS, Operation
-from ...endpoint.requests import Answer, Ask
-from ...errors import BrokerUnavailable, PostroomError, ProtocolError, UnknownTopic
+from ...endpoint.requests import Answer, Append, Ask
+from ...errors import BrokerUnavailable, PartitionSealed, PostroomError, ProtocolError, UnknownTopic
+from ...store.contract import Appended
 from ..frames import ERROR, PART, REPLY, Frame, FrameParser, encode
 from ..messages import (
     ASK,
@@ -37,14 +38,14 @@ from ..messages import (
 from ..replies import packed
 from .answers import no_room
 from .listening import Listening, certificate_name, from_loopback, peer_of
-from .session import Session
+from .session import APPEND, Session
 
 __all__ = ["Connection", "Host"]
 
 _log = logging.getLogger("postroom.wire")
 
 _WAITING = frozenset(one.kind for one in OPERATIONS.values() if one.waits)
-_UNDONE = _WAITING | {OPERATIONS["append"].kind}  # not done for a client that is gone: it asks elsewhere
+_UNDONE = _WAITING | {APPEND.kind}  # not done for a client that is gone: it asks elsewhere
 _ASKED_AT_ONCE = 1000  # questions whose answers are waited for; a client need not answer
 _SMALL_BYTES = 32 * 1024  # of a frame that may wait for others of its turn
 _STOPPING = "this broker is stopping: ask another"
@@ -76,9 +77,10 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._session: Session | None = None
         self._greeting = False
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by request, until it is answered
-        self._waiting: set[asyncio.Task[None]] = set()  # of these, polls and the like
-        self._undone: set[asyncio.Task[None]] = set()
+        self._tasks: dict[int, asyncio.Future[None]] = {}  # by request, until it is answered
+        self._waiting: set[asyncio.Future[None]] = set()  # of these, polls and the like
+        self._undone: set[asyncio.Future[None]] = set()
+        self._sends: set[asyncio.Future[None]] = set()  # those on the long way
         self._out: list[bytes] = []  # frames that are written at the end of this turn
         self._held_bytes = 0
         self._begun_bytes = 0  # of a frame that is not whole
@@ -167,14 +169,50 @@ class Connection(asyncio.Protocol):
             raise ProtocolError(f"request {frame.id} is under way already: each needs an id of its own")
         elif frame.kind == BROKERS:
             self._write(frame, self._host.broker_list())
-        else:
+        elif frame.kind != APPEND.kind or not self._queued(frame):
             self._begin(frame, self._serve(frame))
 
+    def _queued(self, frame: Frame) -> bool:
+        """The short way of a send: nothing is waited for but its commit. False: it goes the long way, which
+        also says what is wrong with it. None overtakes one that goes there (I3)."""
+        session = self._session
+        if session is None or self._sends or self._stopping or self._written is not None:
+            return False
+        answer: asyncio.Future[None] = self._loop.create_future()
+        try:
+            request = decode(frame.header, Append)
+            if not session.append_soon(request, frame.body, partial(self._told, frame, answer), answer.done):
+                return False
+        except Exception:  # whatever it is, the long way meets it again, and tells
+            return False
+        self._follow(frame, answer)
+        return True
+
+    def _told(self, frame: Frame, answer: asyncio.Future[None], result: Appended | PostroomError) -> None:
+        """What became of a send on the short way."""
+        if answer.done():  # it was cancelled, or its client is gone
+            return
+        if isinstance(result, Appended):
+            header, body = packed(APPEND, result)
+            self._write(frame, header, body)
+        elif isinstance(result, PartitionSealed):  # the long way sees to its successors
+            self._begin(frame, self._serve(frame))
+        else:
+            self._fail(frame, result)
+        answer.set_result(None)
+
     def _begin(self, frame: Frame, serving: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(serving)
+        if frame.kind == APPEND.kind:
+            self._sends.add(task)
+        self._follow(frame, task)
+
+    def _follow(self, frame: Frame, task: asyncio.Future[None]) -> None:
+        """It is under way until the task, or the answer that is to come, is done."""
         size = len(frame.header) + len(frame.body)
         self._held_bytes += size
         self._host.held_bytes += size
-        task = self._tasks[frame.id] = self._loop.create_task(serving)
+        self._tasks[frame.id] = task
         if frame.kind in _WAITING:
             self._waiting.add(task)
         if frame.kind in _UNDONE:
@@ -182,13 +220,14 @@ class Connection(asyncio.Protocol):
         task.add_done_callback(lambda done: self._ended(frame, size, done))
         self.throttle()
 
-    def _ended(self, frame: Frame, size: int, task: asyncio.Task[None]) -> None:
+    def _ended(self, frame: Frame, size: int, task: asyncio.Future[None]) -> None:
         if self._tasks.get(frame.id) is task:
             if task.cancelled():  # before its first step
                 self._fail(frame, self._cancelled())
             self._tasks.pop(frame.id, None)
         self._waiting.discard(task)
         self._undone.discard(task)
+        self._sends.discard(task)
         self._held_bytes -= size
         self._host.held_bytes -= size
         if not self._reading:
@@ -330,7 +369,7 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._put(pieces)
 
-    def _send_part(self, frame: Frame, task: asyncio.Task[Any] | None, part: Any) -> None:
+    def _send_part(self, frame: Frame, task: asyncio.Future[Any] | None, part: Any) -> None:
         """Sends the first part of an answer, unless the request was ended otherwise: it is small."""
         if self._transport is not None and self._tasks.get(frame.id) is task:
             self._put(encode(frame.kind, frame.id, encode_header(part), (), REPLY | PART))

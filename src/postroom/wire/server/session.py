@@ -20,7 +20,8 @@ from ...broker.access import Gatekeeper
 from ...broker.served import Servable
 from ...endpoint import requests as r
 from ...endpoint.asker import asked_by
-from ...endpoint.operations import Operation
+from ...endpoint.endpoint import Told
+from ...endpoint.operations import OPERATIONS, Operation
 from ...endpoint.requests import Answer, Ask, Request
 from ...endpoint.values import Beat, Held, Settle, Verdict, released
 from ...errors import PostroomError, UnknownTopic, UsageError
@@ -33,7 +34,9 @@ from .answers import Share
 from .holdings import Holdings, answered
 from .listening import Listening
 
-__all__ = ["Session", "refuse_overlaps"]
+__all__ = ["APPEND", "Session", "refuse_overlaps"]
+
+APPEND = OPERATIONS["append"]
 
 
 def refuse_overlaps(parts: Sequence[Settle]) -> None:
@@ -63,6 +66,8 @@ _MOST_MESSAGES = 20_000  # of one answer, whatever is asked for
 _POLLS = (r.Poll, r.SettleAndPoll)
 _SETTLES = (r.SettleParts, r.SettleAndPoll)
 _SENDS, _OF_PARTITION = (r.Append, r.Stage), (r.Append, r.Fetch)
+_SHORT_BYTES = 16 * 1024  # of a batch that is checked in one go
+_DONE = object()
 _OF_MEMBER, _MEMBERSHIP = (*_POLLS, r.Unpark), (r.Subscribe, r.Unsubscribe)
 
 
@@ -123,6 +128,28 @@ class Session:
                 return await method(**arguments)
         finally:
             self._polls_bytes += share
+
+    def append_soon(
+        self, request: r.Append, batch: bytes, told: Told, gone: Callable[[], bool] | None = None
+    ) -> bool:
+        """The short way of a send: its batch is queued, and `told` what became of it. It is checked as ever.
+
+        False, or an error: it goes by `call`, since something has to be asked or waited for before, or is
+        wrong with it. It must not overtake a send that went by `call` (I3).
+        """
+        principal = self._gatekeeper.known(self._principal)
+        if principal is None or request.ids or request.due_at or len(batch) > _SHORT_BYTES:
+            return False
+        if self._careful or not self._gatekeeper.knows_partition(request.topic, request.partition_id):
+            return False
+        self._principal = principal
+        self._gatekeeper.permit(principal, APPEND, request)
+        if next(walk(batch, self._broker.now_ms()), _DONE) is not _DONE:  # it takes more than one step
+            return False
+        said = {"producer": request.producer, "owner": "", **APPEND.told(principal)}
+        return self._broker.append_soon(
+            request.topic, request.partition_id, batch, told=told, gone=gone, **said
+        )
 
     def shown(self, error: UnknownTopic) -> UnknownTopic:
         """Returns the error as the client may see it."""

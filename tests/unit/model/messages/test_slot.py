@@ -71,7 +71,9 @@ def test_the_largest_products_do_not_run_into_the_next_key() -> None:
     starts = tuple(range(0, SLOTS, 4))
     assert [at for at, one in enumerate(keys) if slot_of(one) // 4 == 7] == deal(keys, starts)[7]
     assert sorted(at for one in deal(keys, starts) for at in one) == [*range(len(keys))]
-    assert all(slot_of(keys[at]) // 4 == number for number, one in enumerate(deal(keys, starts)) for at in one)
+    assert all(
+        slot_of(keys[at]) // 4 == number for number, one in enumerate(deal(keys, starts)) for at in one
+    )
 
 
 @pytest.mark.parametrize("partitions", [2, 3, 4, 8])
