@@ -467,7 +467,7 @@ class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs
                 return False
             producer_id = producer_of(self._identity_key, owner, producer_id)
         append = Append(partition_id, batch, producer_id=producer_id, header=header)
-        writer.queue(append, (known.id, producer_id), told, gone)
+        (writer.queue if owner is None else writer.queue_soon)(append, (known.id, producer_id), told, gone)
         return True
 
     async def identity_key(self) -> bytes:

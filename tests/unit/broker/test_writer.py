@@ -155,6 +155,31 @@ async def test_what_has_just_come_is_stored_when_it_is_closed(watched: Watched) 
     assert len(watched.log.read(1, 0, max_messages=10, max_bytes=10_000)) == 2
 
 
+async def test_what_clients_send_is_queued_a_turn_later_and_is_one_commit(watched: Watched) -> None:
+    writer, told = writer_of(watched), asyncio.Queue[Appended | PostroomError]()
+    await writer.append(sent(0))
+    for number in (1, 2, 3):
+        writer.queue_soon(sent(number), (1, 7), told.put_nowait)
+    assert not writer.queued_bytes
+    await asyncio.sleep(0)
+    assert writer.queued_bytes
+    async with asyncio.timeout(20):
+        found = [await told.get() for _ in range(3)]
+    assert [one.base_offset for one in found if isinstance(one, Appended)] == [1, 2, 3]
+    assert watched.stored[1:] == [(True, 3)]
+    await writer.close()
+
+
+async def test_what_clients_have_just_sent_is_told_that_it_is_closed(watched: Watched) -> None:
+    writer, told = writer_of(watched), asyncio.Queue[Appended | PostroomError]()
+    closing = asyncio.create_task(writer.close())
+    await asyncio.sleep(0)
+    writer.queue_soon(sent(0), (1, 7), told.put_nowait)
+    async with asyncio.timeout(20):
+        assert isinstance(await told.get(), ClosedError)
+    await closing
+
+
 # ---- to a server: sent in the event loop, which is told of the answer ----
 
 

@@ -144,6 +144,21 @@ class Writer:
         else:
             self._let_in(pending)
 
+    def queue_soon(
+        self, append: Append, line: LineKey, told: Told, gone: Callable[[], bool] | None = None
+    ) -> None:
+        """Queue it a turn of the loop later: it is one commit then with what other clients send just now, and
+        those who poll get a turn, too. One that cannot be queued is told so."""
+        self._loop.call_soon(self._queue_or_tell, append, line, told, gone)
+
+    def _queue_or_tell(
+        self, append: Append, line: LineKey, told: Told, gone: Callable[[], bool] | None
+    ) -> None:
+        try:
+            self.queue(append, line, told, gone)
+        except PostroomError as error:
+            told(error)
+
     @property
     def queued_bytes(self) -> int:
         return self._pending_bytes
