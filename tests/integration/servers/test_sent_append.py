@@ -1,10 +1,11 @@
-"""A lone batch that is sent to PostgreSQL while the event loop goes on: what its answer means, and what
+"""A lone batch that is sent to a server while the event loop goes on: what its answer means, and what
 becomes of it if there is none (I2, I3, I15)."""
 
 from __future__ import annotations
 
 import asyncio
 import select
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from dataclasses import replace
 from unittest import mock
 
 import pytest
+from pymysql.constants import COMMAND
 
 import postroom
 from postroom.broker.broker import Broker
@@ -23,8 +25,6 @@ from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import append, batch, partitions, read_all
 from tests.ready import Ground
 from tests.servers import Proxy
-
-pytestmark = pytest.mark.parametrize("ground", ["postgres"], indirect=True)
 
 LIMIT_S = 30
 HASTY = replace(DEFAULTS, lock_timeout_ms=1_000, idle_timeout_ms=1_000)
@@ -40,7 +40,7 @@ def numbered(number: int, value: bytes = b"value") -> Append:
 
 
 def known(store: SqlStore, place: int, count: int = 3) -> None:
-    """The first goes the long way, the second is not prepared yet, the third is."""
+    """The first goes the long way, the second is not prepared yet, the third is, or is just after."""
     for number in range(count):
         append(store, place, numbered(number).batch)
 
@@ -77,8 +77,38 @@ def stored_by_append(store: SqlStore, place: int, number: int) -> tuple[int, boo
 def locked(ground: Ground, place: int) -> Iterator[None]:
     with ground.connect().cursor() as cursor:
         cursor.execute("SELECT id FROM postroom_partitions WHERE id = %s FOR UPDATE", (place,))
+        cursor.fetchall()
         yield
         cursor.connection.rollback()
+
+
+def end_those_at_work(ground: Ground) -> None:
+    if ground.kind == "postgres":
+        waiting = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        ground.rows(waiting, admin=True)
+    else:
+        kill(ground, "info LIKE '%%UPDATE postroom%%'")
+
+
+def end_the_idle(ground: Ground) -> None:
+    if ground.kind == "postgres":
+        ground.rows(
+            """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+               WHERE datname = %s AND pid <> pg_backend_pid() AND state = 'idle'""",
+            ground.name,
+            admin=True,
+        )
+    else:
+        kill(ground, "command = 'Sleep'")
+
+
+def kill(ground: Ground, which: str) -> None:
+    look = f"""SELECT id FROM information_schema.processlist
+               WHERE db = %s AND id <> CONNECTION_ID() AND {which}"""
+    found = ground.rows(look, ground.name, admin=True)
+    assert found
+    for (number,) in found:
+        ground.rows(f"KILL {number}", admin=True)
 
 
 def test_it_is_stored_like_any_other(ground: Ground, place: int) -> None:
@@ -148,10 +178,7 @@ def test_one_that_is_lost_before_it_was_stored_is_stored_once(
         sent = send(store, place, 3)
         assert not has_come(sent, 0.1)
         if how == "its server's process ends":
-            ground.rows(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event_type = 'Lock'",
-                admin=True,
-            )
+            end_those_at_work(ground)
         elif how == "it is cut":
             proxy.cut()
         if how == "it is abandoned":
@@ -181,11 +208,16 @@ def test_one_whose_answer_is_lost_is_known_by_its_sequence(
     assert len(read_all(store, place)) == 4
 
 
-def test_a_statement_that_the_driver_dropped_is_prepared_again(ground: Ground, place: int) -> None:
+def test_a_statement_that_is_not_prepared_any_more_is_prepared_again(ground: Ground, place: int) -> None:
+    """The driver drops all of them after a rollback; those between us and a server have their ways."""
     store = ground.store()
     known(store, place)
     with store.session.read(Area.LOG) as tx:
-        tx.connection.execute("DEALLOCATE ALL")
+        if ground.kind == "postgres":
+            tx.connection.execute("DEALLOCATE ALL")
+        else:
+            (number,) = tx.connection._prepared.values()
+            tx.connection._execute_command(COMMAND.COM_STMT_CLOSE, struct.pack("<I", number))
     assert result(send(store, place, 3)) is None
     for number in range(3, 7):
         assert stored_by_append(store, place, number) == (number, False)
@@ -195,12 +227,7 @@ def test_a_statement_that_the_driver_dropped_is_prepared_again(ground: Ground, p
 def test_a_connection_that_ended_meanwhile_is_sent_nothing(ground: Ground, place: int) -> None:
     store = ground.store()
     known(store, place)
-    ground.rows(
-        """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-           WHERE datname = %s AND pid <> pg_backend_pid() AND state = 'idle'""",
-        ground.name,
-        admin=True,
-    )
+    end_the_idle(ground)
     deadline = time.monotonic() + LIMIT_S
     while (sent := store.log.send(replace(numbered(3), partition_id=place))) is not None:
         assert result(sent) is None  # it was sent before the end was to be seen
@@ -276,7 +303,7 @@ async def test_leaving_waits_for_the_answer(ground: Ground) -> None:
         stored = [
             one
             for one in await asyncio.gather(*sends, return_exceptions=True)
-            if not isinstance(one, Exception)
+            if not isinstance(one, BaseException)
         ]
     assert len(stored) >= 1
     assert {4} <= {one.offset for one in stored}
@@ -288,15 +315,38 @@ async def test_an_answer_that_never_comes_is_given_up_and_the_message_stored_onc
     proxy = proxy_to(ground.server.port)
     address = ground.server.url(ground.name, port=proxy.port)
     async with postroom.connect(address) as mq:
-        await begin(mq)
-        with mock.patch("postroom.store.dialects.postgres._Sent.patience_s", 0.5, create=True):
+        with impatient(mq) as given_up:
+            await begin(mq)
             proxy.deaf("answers")
             sending = asyncio.create_task(mq.send("orders", b"once"))
-            await asyncio.sleep(1)
+            async with asyncio.timeout(LIMIT_S):
+                await given_up.wait()
             assert not sending.done()
-            proxy.cut()
             proxy.heal()
             receipt = await asyncio.wait_for(sending, LIMIT_S)
         assert receipt.offset == 4
         values = [message.value async for message in mq.read("orders", end="latest")]
     assert values == [b"first"] * 4 + [b"once"]
+
+
+@contextmanager
+def impatient(mq: postroom.Connection) -> Iterator[asyncio.Event]:
+    """Nobody waits long for an answer. The event: one was given up."""
+    broker, given_up = mq._endpoint, asyncio.Event()
+    assert isinstance(broker, Broker)
+    real = broker.store.log.send
+
+    def send(append: Append) -> SentAppend | None:
+        sent = real(append)
+        if sent is not None:
+            abandon, sent.patience_s = sent.abandon, 0.5
+
+            def abandoned() -> None:
+                given_up.set()
+                abandon()
+
+            sent.abandon = abandoned  # type: ignore[method-assign]
+        return sent
+
+    with mock.patch.object(broker.store.log, "send", send):
+        yield given_up

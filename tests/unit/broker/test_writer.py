@@ -314,6 +314,23 @@ async def test_what_is_not_known_to_be_stored_is_told_by_the_thread(watched: Wat
     await writer.close()
 
 
+async def test_the_timer_of_one_does_not_end_the_next(watched: Watched) -> None:
+    server = Server(watched, by_itself=False)
+    writer = to_server(server)
+    first = writer.append(sent(0))
+    (await under_way(server)).answer()
+    await first
+    second = writer.append(sent(1))
+    on_its_way = await under_way(server)
+    writer._give_up()  # as if the first had taken as long as it may
+    assert not on_its_way.abandoned
+    on_its_way.patience_s = 0
+    writer._give_up()
+    assert on_its_way.abandoned
+    assert (await second).base_offset == 1
+    await writer.close()
+
+
 async def test_it_is_closed_when_the_answer_has_come(watched: Watched) -> None:
     server = Server(watched, by_itself=False)
     writer = to_server(server)

@@ -13,7 +13,7 @@ import pytest
 from postroom.model.policy.settings import TopicSettings
 from postroom.store import open_sqlite
 from postroom.store.contract import Store
-from postroom.store.dialects.file_events import FileEvents, open_events
+from postroom.store.dialects.watchers import FileEvents, open_events
 from tests.tuned import Tune
 
 LONG = 30.0

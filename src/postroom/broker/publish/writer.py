@@ -74,7 +74,6 @@ class _Sending:
     group: list[_PendingAppend]
     sent: SentAppend
     began: float
-    timer: asyncio.TimerHandle
     ended: asyncio.Future[None]
 
 
@@ -103,6 +102,7 @@ class Writer:
         self._at_once = at_once
         self._arrived: list[_PendingAppend] = []  # in this turn of the loop, or while one is being sent
         self._sending: _Sending | None = None  # then the thread has nothing to do
+        self._watch: asyncio.TimerHandle | None = None  # the next look at it
         self._appended = appended
         self.scheduled: Callable[[int], None] = lambda due_at: None
         self.committed: Callable[[int, int, float], None] | None = None  # likewise: batches, bytes, seconds
@@ -224,8 +224,9 @@ class Writer:
             sent = None  # the thread meets it again, and tells
         if sent is None:
             return False
-        timer = self._loop.call_later(sent.patience_s, self._give_up)
-        self._sending = _Sending(group, sent, began, timer, self._loop.create_future())
+        self._sending = _Sending(group, sent, began, self._loop.create_future())
+        if self._watch is None:
+            self._watch = self._loop.call_later(sent.patience_s, self._give_up)
         self._loop.add_reader(sent.fileno(), self._go_on_sending)
         if sent.unsent:
             self._loop.add_writer(sent.fileno(), self._go_on_sending)
@@ -245,15 +246,21 @@ class Writer:
             self._loop.remove_writer(sent.fileno())
 
     def _give_up(self) -> None:
-        assert self._sending is not None, "its timer ends with it"
-        self._stop_watching(self._sending)
+        """One that is not answered for long; the timer is set for one after the other, not for each."""
+        self._watch, sending = None, self._sending
+        if sending is None:
+            return
+        left = sending.sent.patience_s - (time.perf_counter() - sending.began)
+        if left > 0:
+            self._watch = self._loop.call_later(left, self._give_up)
+            return
+        self._stop_watching(sending)
         with suppress(Exception):
-            self._sending.sent.abandon()
-        self._sent(self._sending, None)
+            sending.sent.abandon()
+        self._sent(sending, None)
 
     def _stop_watching(self, sending: _Sending) -> None:
         """Before the socket is used by another, or closed by whoever reads no more of it."""
-        sending.timer.cancel()
         self._loop.remove_reader(sending.sent.fileno())
         self._loop.remove_writer(sending.sent.fileno())
 
@@ -280,6 +287,8 @@ class Writer:
             self._closed = True
             if self._sending is not None:
                 await self._sending.ended
+            if self._watch is not None:
+                self._watch.cancel()
             self._queue.put(self._arrived)
             self._arrived = []
             for line in self._crowded.values():

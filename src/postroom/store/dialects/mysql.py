@@ -5,8 +5,9 @@ and a repeated batch would not be seen (I1). There is no limit on idle transacti
 server closes connections that stay silent (`wait_timeout`), locks are taken with few round trips, and
 MariaDB's own limit is used where it is there (I15). Commits are as durable as the server is set (`doctor`
 looks at that): one connection cannot ask for more, or for less. DDL commits by itself, so each
-migration's statement may be found done. Nobody is woken here: waiters look, less and less often
-(`watching`).
+migration's statement may be found done. On MariaDB a lone append is prepared and sent without waiting
+(`mysql_connection`); MySQL has no blocks of statements, and takes it as text. Nobody is woken here:
+waiters look, less and less often (`watching`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import pymysql
 from pymysql.constants import CLIENT, SERVER_STATUS
@@ -24,9 +25,10 @@ from ...clock import Clock
 from ...config import DEFAULTS, Limits
 from ...errors import AccessDenied, StoreBusy, StoreCorrupt, StoreError
 from ..contract import Watcher
-from ..sql.log.lone_append import ADVANCE, INSERT, INSERTED, REMEMBER, LoneAppend
+from ..sql.log.lone_append import ADVANCE, INSERT, INSERTED, REMEMBER, LoneAppend, SentLone
 from ..sql.schema import log_table
 from ..sql.session import Area, Row, Session, Transaction, by_key
+from .mysql_connection import MysqlConnection, Sent
 from .server import ServerDialect
 from .watchers import LookingWatcher
 
@@ -56,6 +58,7 @@ _LONE = (
     f"{INSERT} VALUES ({INSERTED.replace('?', 'IF(ROW_COUNT() = 1, ?, NULL)', 1)})",
     "COMMIT",
 )
+_UNDO = "DECLARE EXIT HANDLER FOR SQLEXCEPTION BEGIN ROLLBACK; RESIGNAL; END"
 _OTHERWISE = 1048  # no offset
 _DEADLOCK = 1213
 
@@ -63,29 +66,22 @@ _DEADLOCK = 1213
 @lru_cache(maxsize=10_000)
 def _lone(partition_id: int, now: str, *, block: bool) -> str:
     """`block`: the server can take all as one statement, with one answer instead of five."""
-    text = (
-        "; ".join(_LONE)
-        .format(now=now.removeprefix("SELECT "), log=log_table(partition_id))
-        .replace("?", "%s")
-    )
+    text = _statements(partition_id, now).replace("?", "%s")
     return f"BEGIN NOT ATOMIC {text}; END" if block else text
 
 
-class _Connection(pymysql.connections.Connection):  # type: ignore[misc]
-    """Where no certificate is asked for, all connections share what they need for TLS.
+@lru_cache(maxsize=10_000)
+def _prepared(partition_id: int, now: str) -> str:
+    """For whoever has no time to undo what met an error."""
+    return f"BEGIN NOT ATOMIC {_UNDO}; {_statements(partition_id, now)}; END"
 
-    PyMySQL makes it for each, and reads all authorities that the system trusts for it, to trust anybody
-    then: 27 ms of CPU, nine tenths of what it takes to connect.
-    """
 
-    _trusting: ClassVar[Any] = None
+def _statements(partition_id: int, now: str) -> str:
+    return "; ".join(_LONE).format(now=now.removeprefix("SELECT "), log=log_table(partition_id))
 
-    def _create_ssl_ctx(self, asked: dict[str, Any]) -> Any:
-        if asked:  # files, which may change
-            return super()._create_ssl_ctx(asked)
-        if _Connection._trusting is None:
-            _Connection._trusting = super()._create_ssl_ctx(asked)
-        return _Connection._trusting
+
+def _takes_blocks(connection: MysqlConnection) -> bool:
+    return "MariaDB" in connection.server_version
 
 
 class MysqlDialect(ServerDialect):
@@ -115,7 +111,7 @@ class MysqlDialect(ServerDialect):
         limits = self._limits
         connecting = max(1, limits.connect_timeout_ms // 1000)
         try:
-            connection = _Connection(
+            connection = MysqlConnection(
                 **self._address,
                 charset="utf8mb4",
                 autocommit=True,
@@ -172,7 +168,7 @@ class MysqlDialect(ServerDialect):
         return int(connection._sock.fileno())
 
     def usable(self, connection: Any) -> bool:
-        return bool(connection.open) and not connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS
+        return bool(connection.idle)
 
     # ---- transactions ----
 
@@ -280,13 +276,24 @@ class MysqlDialect(ServerDialect):
         self._time.told(now, began)
         return rows, found, now
 
-    def append_lone(self, connection: Any, lone: LoneAppend) -> int | None:
+    def send_lone(self, connection: MysqlConnection, lone: LoneAppend) -> SentLone | None:
+        timing = self._lone_time(lone.appended_at)
+        if timing is None or not _takes_blocks(connection):
+            return None
+        at, *between = timing
+        ends, producer, batch = lone.arguments(at)
+        args = (*ends, *between, *producer, *batch)
+        sent = connection.start(_prepared(lone.partition_id, self.now), args)
+        return Sent(connection, at, _OTHERWISE) if sent else None
+
+    def append_lone(self, connection: MysqlConnection, lone: LoneAppend) -> int | None:
         timing = self._lone_time(lone.appended_at)
         if timing is None:
             return None
         at, *between = timing
         ends, producer, batch = lone.arguments(at)
-        sql = _lone(lone.partition_id, self.now, block="MariaDB" in connection.server_version)
+        block = _takes_blocks(connection)
+        sql = _lone(lone.partition_id, self.now, block=block)
         values = [
             f"x'{arg.hex()}'" if isinstance(arg, bytes) else arg
             for arg in (*ends, *between, *producer, *batch)
@@ -305,6 +312,8 @@ class MysqlDialect(ServerDialect):
             elif not begun and _code(error) != _DEADLOCK:  # by the commit itself
                 error.in_doubt = True
             raise
+        if block:
+            connection.prepare(_prepared(lone.partition_id, self.now))  # for `send_lone`
         return at
 
     def _still_begun(self, connection: Any) -> bool:

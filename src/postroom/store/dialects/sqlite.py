@@ -27,7 +27,7 @@ from ..contract import Watcher
 from ..sql.log.lone_append import ADVANCE, INSERT, INSERTED, REMEMBER, LoneAppend, SentLone
 from ..sql.schema import log_table
 from ..sql.session import Area, Row, Session, Transaction, by_key
-from .file_events import open_events
+from .watchers import open_events
 from .write_ahead import PAGES, Ballast, Checkpoints
 
 __all__ = ["FileLock", "SqliteDialect"]

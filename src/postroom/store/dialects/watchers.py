@@ -1,29 +1,35 @@
-"""How a process learns of commits by others, where the database is a server.
+"""How a process learns of commits by others.
 
-PostgreSQL tells: a `Notifier` sends after a commit, and a `Listener` hears it. Elsewhere, and behind
-PgBouncer, a `LookingWatcher` reads now and then. Nobody is told more than that there is something to read: a
-wake-up that is lost costs a pause (I19).
+PostgreSQL tells: a `Notifier` sends after a commit, and a `Listener` hears it. Where the database is files,
+Linux tells that they were written (`FileEvents`). Elsewhere, and behind PgBouncer, a `LookingWatcher` reads
+now and then. Nobody is told more than that there is something to read: a wake-up that is lost costs a pause
+(I19).
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import select
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
 from ...config import Limits, StoreTuning
 from ..sql.session import Area, Row, Session
 
-__all__ = ["Listener", "LookingWatcher", "Notifier"]
+__all__ = ["FileEvents", "Listener", "LookingWatcher", "Notifier", "open_events"]
 
 Failures = tuple[type[Exception], ...]
 """What the driver raises."""
 
 _CHANNEL = "postroom"
+_IN_MODIFY = 0x2
+_BUFFER = 64 * 1024
 
 
 class Notifier:
@@ -190,3 +196,54 @@ class LookingWatcher:
 
     def close(self) -> None:
         pass
+
+
+def open_events(files: Iterable[str]) -> FileEvents | None:
+    """Return what tells when one of these files is written, by any process of this machine: Linux's inotify.
+
+    None: there is none, on another system or with no more instances for this user, and whoever waits has to
+    look by itself. So has a caller who finds news of which it was not told: some file systems do not tell.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        system = ctypes.CDLL(None, use_errno=True)
+        told = system.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, AttributeError):
+        return None
+    if told < 0:
+        return None
+    events = FileEvents(told)
+    if any(system.inotify_add_watch(told, os.fsencode(file), _IN_MODIFY) < 0 for file in files):
+        events.close()
+        return None
+    return events
+
+
+class FileEvents:
+    """For one thread that waits, and others that `wake` it."""
+
+    def __init__(self, told: int) -> None:
+        self._told = told
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        for descriptor in (self._told, self._woken):
+            self._poll.register(descriptor, select.POLLIN)
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether a file was written since the last time, once one is; False: the time is over, or
+        somebody called `wake`."""
+        ready = [descriptor for descriptor, _ in self._poll.poll(seconds * 1000)]
+        with suppress(BlockingIOError):
+            os.read(self._told, _BUFFER)
+        return self._told in ready
+
+    def wake(self) -> None:
+        """End the wait, and all that come."""
+        with suppress(OSError):  # it is closed: nobody waits
+            os.eventfd_write(self._woken, 1)
+
+    def close(self) -> None:
+        """Linux takes 10 ms to close the first, and nobody is to wait for that."""
+        threading.Thread(target=os.close, args=(self._told,), daemon=True).start()
+        os.close(self._woken)

@@ -48,7 +48,7 @@ _WAITING = frozenset(one.kind for one in OPERATIONS.values() if one.waits)
 _UNDONE = _WAITING | {APPEND.kind}  # not done for a client that is gone: it asks elsewhere
 _ASKED_AT_ONCE = 1000  # questions whose answers are waited for; a client need not answer
 _SMALL_BYTES = 32 * 1024  # of a frame that may wait for others of its turn
-_HELD_TURNS = 3  # of the event loop: a poll that a send wakes is served by then
+_LINGER_ROUNDS = 3  # turns of the event loop: a poll that a send wakes is served by then
 _STOPPING = "this broker is stopping: ask another"
 
 
@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
             return
         if isinstance(result, Appended):
             header, body = packed(APPEND, result)
-            self._write(frame, header, body, hold=True)
+            self._write(frame, header, body, linger=True)
         elif isinstance(result, PartitionSealed):  # the long way sees to its successors
             self._begin(frame, self._serve(frame))
         else:
@@ -362,28 +362,28 @@ class Connection(asyncio.Protocol):
 
     # ---- answers ----
 
-    def _write(self, frame: Frame, header: Any, body: Any = (), *, hold: bool = False) -> None:
-        self._send(frame, encode_header(header), body, hold=hold)
+    def _write(self, frame: Frame, header: Any, body: Any = (), *, linger: bool = False) -> None:
+        self._send(frame, encode_header(header), body, linger=linger)
 
-    def _send(self, frame: Frame, head: bytes, body: Any, *, hold: bool = False) -> None:
+    def _send(self, frame: Frame, head: bytes, body: Any, *, linger: bool = False) -> None:
         pieces = encode(frame.kind, frame.id, head, body, REPLY)
         self._tasks.pop(frame.id, None)  # whoever has the answer may use the id again
         if self._transport is not None:
-            self._put(pieces, hold=hold)
+            self._put(pieces, linger=linger)
 
     def _send_part(self, frame: Frame, task: asyncio.Future[Any] | None, part: Any) -> None:
         """Sends the first part of an answer, unless the request was ended otherwise: it is small."""
         if self._transport is not None and self._tasks.get(frame.id) is task:
             self._put(encode(frame.kind, frame.id, encode_header(part), (), REPLY | PART))
 
-    def _put(self, pieces: Sequence[bytes], *, hold: bool = False) -> None:
+    def _put(self, pieces: Sequence[bytes], *, linger: bool = False) -> None:
         """Write a frame; a small one at the end of this turn of the event loop, with the others that the turn
         brings for this client: each write wakes it.
 
-        `hold`: where the client polls, too, what this wakes comes in a few turns: that is one write then."""
-        if hold and self._waiting:
+        `linger`: where the client polls, too, what this wakes comes soon: one write for both."""
+        if linger and self._waiting:
             if not self._out:
-                self._hold(_HELD_TURNS)
+                self._linger(_LINGER_ROUNDS)
         elif not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
@@ -391,9 +391,9 @@ class Connection(asyncio.Protocol):
         if sum(map(len, pieces)) > _SMALL_BYTES:
             self._flush()
 
-    def _hold(self, turns: int) -> None:
-        if turns:
-            self._loop.call_soon(self._hold, turns - 1)
+    def _linger(self, rounds: int) -> None:
+        if rounds:
+            self._loop.call_soon(self._linger, rounds - 1)
         else:
             self._flush()
 
