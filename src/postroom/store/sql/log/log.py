@@ -232,7 +232,7 @@ class SqlLog:
         line = line_of(append, header)
         if line is None or self._session.partition_areas.get(partition_id) is not Area.LOG:
             return None
-        return self._known.plan(header, line, append.batch, self._ends.highest((Area.LOG, partition_id)))
+        return self._known.plan(header, line, append.at, self._ends.highest((Area.LOG, partition_id)))
 
     def append_at_once(self, appends: Sequence[Append]) -> list[Appended | PostroomError] | None:
         session = self._session

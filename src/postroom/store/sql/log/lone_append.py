@@ -17,13 +17,13 @@ The three statements are here; what makes one depend on the other is up to the d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ....errors import PostroomError
 from ....model.messages import sequence
-from ....model.messages.batch import BatchHeader, with_base_offset
+from ....model.messages.batch import BatchHeader
 from ....model.policy.bounds import make_room
 
 __all__ = [
@@ -123,10 +123,12 @@ class KnownEnds:
         self._ends: dict[int, _End] = {}
         self._sequences: dict[Line, sequence.SequenceState] = {}
 
-    def plan(self, header: BatchHeader, line: Line, batch: bytes, seen: int) -> LoneAppend | None:
+    def plan(
+        self, header: BatchHeader, line: Line, stored: Callable[[int], bytes], seen: int
+    ) -> LoneAppend | None:
         """Return where the batch goes if all is as it was; None: that is not known, or it is not the next.
 
-        `seen`: the highest end of the partition that anybody saw here.
+        `stored`: the batch, by its offset. `seen`: the highest end of the partition that anybody saw here.
         """
         end, known = self._ends.get(line[1]), self._sequences.get(line)
         if end is None or known is None or not end.ours or end.next_offset != seen:
@@ -140,8 +142,7 @@ class KnownEnds:
         offset = end.next_offset
         remembered = sequence.remember(known, epoch, first, count, offset, self._remembered)
         return LoneAppend(
-            line[1], offset, end.next_bytes, end.appended_at, header, with_base_offset(batch, offset),
-            line, known, remembered,
+            line[1], offset, end.next_bytes, end.appended_at, header, stored(offset), line, known, remembered,
         )  # fmt: skip
 
     def stored(self, lone: LoneAppend, appended_at: int) -> None:
