@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -25,11 +25,10 @@ from postroom.errors import (
 )
 from postroom.model.access import Principal, hash_of, parse_permissions
 from postroom.model.messages.batch import BatchBuilder, build_control
-from postroom.wire.server import connection
 from postroom.wire.server.server import WireServer
 from postroom.wire.server.session import Session
 from tests.damage import garbage
-from tests.integration.wire.wire_raw import CANCEL, SECONDS, Raw, broker_of, eventually, served
+from tests.integration.wire.wire_raw import CANCEL, Raw, broker_of, eventually, served
 from tests.tuned import Tune
 
 APPEND = 10
@@ -256,60 +255,3 @@ async def test_what_was_permitted_before_is_asked_again() -> None:
                     first += 1
             assert not await stored(evil, orders, first)  # they are known now
         assert (await mq.topic("secrets")).messages == 0
-
-
-@pytest.fixture
-def writes(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """The kinds of the frames that each write to a client has."""
-    found: list[list[int]] = []
-    encode, flush = connection.encode, connection.Connection._flush
-    put: list[int] = []
-
-    def encoded(kind: int, *args: Any) -> list[bytes]:
-        put.append(kind)
-        return encode(kind, *args)
-
-    def flushed(self: connection.Connection) -> None:
-        flush(self)
-        if put:
-            found.append([*put])
-            put.clear()
-
-    monkeypatch.setattr(connection, "encode", encoded)
-    monkeypatch.setattr(connection.Connection, "_flush", flushed)
-    return found
-
-
-async def test_the_answer_to_a_send_leaves_with_the_poll_that_it_wakes(
-    place: Place, writes: list[list[int]]
-) -> None:
-    async with (
-        postroom.connect(place.server.url) as mq,
-        mq.consumer("orders", "billing", start="earliest", ack="after") as consumer,
-        asyncio.timeout(SECONDS),
-    ):
-        await mq.send("orders", b"first")  # goes the long way
-        assert [one.value for one in await consumer.poll()] == [b"first"]
-        while not any(APPEND in kinds and len(kinds) > 1 for kinds in writes):
-            polling = asyncio.create_task(consumer.poll(wait=SECONDS))
-            await eventually(lambda: any(one._waiting for one in place.server.connections))
-            await mq.send("orders", b"again")
-            assert [one.value for one in await polling] == [b"again"]
-
-
-async def test_the_answer_to_a_send_does_not_wait_for_a_poll_that_stays(
-    place: Place, writes: list[list[int]]
-) -> None:
-    await place.mq.create_topic("silent")
-    async with (
-        postroom.connect(place.server.url) as mq,
-        mq.consumer("silent", "billing") as consumer,
-        asyncio.timeout(SECONDS),
-    ):
-        polling = asyncio.create_task(consumer.poll(wait=2 * SECONDS))
-        await eventually(lambda: any(one._waiting for one in place.server.connections))
-        for _ in range(5):
-            await mq.send("orders", b"x")
-        assert not polling.done()
-        assert sum(APPEND in kinds for kinds in writes) == 5
-        polling.cancel()

@@ -48,7 +48,6 @@ _WAITING = frozenset(one.kind for one in OPERATIONS.values() if one.waits)
 _UNDONE = _WAITING | {APPEND.kind}  # not done for a client that is gone: it asks elsewhere
 _ASKED_AT_ONCE = 1000  # questions whose answers are waited for; a client need not answer
 _SMALL_BYTES = 32 * 1024  # of a frame that may wait for others of its turn
-_LINGER_ROUNDS = 3  # turns of the event loop: a poll that a send wakes is served by then
 _STOPPING = "this broker is stopping: ask another"
 
 
@@ -82,8 +81,7 @@ class Connection(asyncio.Protocol):
         self._waiting: set[asyncio.Future[None]] = set()  # of these, polls and the like
         self._undone: set[asyncio.Future[None]] = set()
         self._sends: set[asyncio.Future[None]] = set()  # those on the long way
-        self._out: list[bytes] = []  # frames that are written soon
-        self._flushing = False  # at the end of this turn
+        self._out: list[bytes] = []  # frames that are written at the end of this turn
         self._held_bytes = 0
         self._begun_bytes = 0  # of a frame that is not whole
         self._reading = True
@@ -196,7 +194,7 @@ class Connection(asyncio.Protocol):
             return
         if isinstance(result, Appended):
             header, body = packed(APPEND, result)
-            self._write(frame, header, body, linger=True)
+            self._write(frame, header, body)
         elif isinstance(result, PartitionSealed):  # the long way sees to its successors
             self._begin(frame, self._serve(frame))
         else:
@@ -362,43 +360,30 @@ class Connection(asyncio.Protocol):
 
     # ---- answers ----
 
-    def _write(self, frame: Frame, header: Any, body: Any = (), *, linger: bool = False) -> None:
-        self._send(frame, encode_header(header), body, linger=linger)
+    def _write(self, frame: Frame, header: Any, body: Any = ()) -> None:
+        self._send(frame, encode_header(header), body)
 
-    def _send(self, frame: Frame, head: bytes, body: Any, *, linger: bool = False) -> None:
+    def _send(self, frame: Frame, head: bytes, body: Any) -> None:
         pieces = encode(frame.kind, frame.id, head, body, REPLY)
         self._tasks.pop(frame.id, None)  # whoever has the answer may use the id again
         if self._transport is not None:
-            self._put(pieces, linger=linger)
+            self._put(pieces)
 
     def _send_part(self, frame: Frame, task: asyncio.Future[Any] | None, part: Any) -> None:
         """Sends the first part of an answer, unless the request was ended otherwise: it is small."""
         if self._transport is not None and self._tasks.get(frame.id) is task:
             self._put(encode(frame.kind, frame.id, encode_header(part), (), REPLY | PART))
 
-    def _put(self, pieces: Sequence[bytes], *, linger: bool = False) -> None:
+    def _put(self, pieces: Sequence[bytes]) -> None:
         """Write a frame; a small one at the end of this turn of the event loop, with the others that the turn
-        brings for this client: each write wakes it.
-
-        `linger`: where the client polls, too, what this wakes comes soon: one write for both."""
-        if linger and self._waiting:
-            if not self._out:
-                self._linger(_LINGER_ROUNDS)
-        elif not self._flushing:
-            self._flushing = True
+        brings for this client: each write wakes it."""
+        if not self._out:
             self._loop.call_soon(self._flush)
         self._out += pieces
         if sum(map(len, pieces)) > _SMALL_BYTES:
             self._flush()
 
-    def _linger(self, rounds: int) -> None:
-        if rounds:
-            self._loop.call_soon(self._linger, rounds - 1)
-        else:
-            self._flush()
-
     def _flush(self) -> None:
-        self._flushing = False
         out, self._out = self._out, []
         if out and self._transport is not None:
             self._transport.writelines(out)
