@@ -64,6 +64,9 @@ class Producer:
         self._unresolved = 0  # messages
         self._posts = 0
         self._idle: asyncio.Future[None] | None = None
+        self._awaited: dict[Call, None] = {}  # calls whose receipts somebody waits for
+        self._watch: asyncio.TimerHandle | None = None  # the next look at those
+        self._earliest = 0.0  # the deadline that it was set for
         self._unawaited: set[asyncio.Future[Receipt]] = set()  # posted futures: unresolved, or failed
         self._never: asyncio.Future[Any] = guard.loop.create_future()  # one-way: nobody waits or goes away
         self._closed = False
@@ -164,11 +167,31 @@ class Producer:
         self, packed: Packed, slot: int | None, timeout: Duration | None, single: bool
     ) -> Any:
         call = await self._submit(packed, slot, timeout, single=single)
-        late = self._guard.loop.call_at(call.deadline + self._answer_s, self._give_up, call)
+        self._awaited[call] = None
+        if self._watch is None or call.deadline < self._earliest:
+            self._watch_from(call.deadline)
         try:
             return await call.future
         finally:
-            late.cancel()
+            del self._awaited[call]
+
+    def _watch_from(self, deadline: float) -> None:
+        """Look after this deadline which calls are over: one timer for many, most of which are done by then."""
+        if self._watch is not None:
+            self._watch.cancel()
+        self._earliest = deadline
+        self._watch = self._guard.loop.call_at(deadline + self._answer_s, self._give_up_late)
+
+    def _give_up_late(self) -> None:
+        self._watch, until = None, max(self._earliest, self._guard.loop.time() - self._answer_s)
+        left = []
+        for call in self._awaited:
+            if call.deadline <= until:
+                self._give_up(call)
+            else:
+                left.append(call.deadline)
+        if left:
+            self._watch_from(min(left))
 
     async def _submit(
         self, packed: Packed, slot: int | None, timeout: Duration | None, *, single: bool
@@ -326,6 +349,8 @@ class Producer:
             await self.flush()
         finally:
             await self._router.stop()
+            if self._watch is not None:
+                self._watch.cancel()
         failures = self._failures()
         if len(failures) == 1:
             raise failures[0]

@@ -348,6 +348,18 @@ async def test_batches_behind_one_given_up_are_stamped_anew_in_order(
     assert [(h.epoch, h.base_sequence) for h in endpoint.headers()] == [(1, i) for i in range(5)]
 
 
+async def test_whoever_has_less_time_is_not_kept_by_others(mq: Connection, endpoint: FakeEndpoint) -> None:
+    gate = asyncio.Event()
+    endpoint.on["append"].append(waiting(gate))
+    patient = asyncio.ensure_future(mq.send("orders", b"a", timeout="60s"))
+    for value in (b"b", b"c"):  # the first is in one batch with it
+        with pytest.raises(SendTimeout):
+            async with asyncio.timeout(20):
+                await mq.send("orders", value, timeout="20ms")
+    gate.set()
+    await patient
+
+
 async def test_an_unknown_fate_fails_that_batch_alone(mq: Connection, endpoint: FakeEndpoint) -> None:
     endpoint.on["append"].append(failing(UnknownFate("who knows")))
     with pytest.raises(UnknownFate):
