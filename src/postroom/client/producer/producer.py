@@ -176,7 +176,7 @@ class Producer:
             del self._awaited[call]
 
     def _watch_from(self, deadline: float) -> None:
-        """Look after this deadline which calls are over: one timer for many, most of which are done by then."""
+        """Look for late calls after this deadline: one timer for many, as nearly all are done by then."""
         if self._watch is not None:
             self._watch.cancel()
         self._earliest = deadline
