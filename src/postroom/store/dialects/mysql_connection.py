@@ -108,9 +108,8 @@ class MysqlConnection(pymysql.connections.Connection):  # type: ignore[misc]
         packet = execution(number, args)
         if len(packet) > _LARGE_BYTES:
             return False
-        if self._current_timeout != 0:
-            self._sock.settimeout(0)
-            self._current_timeout = 0  # PyMySQL sets its own again
+        self._sock.settimeout(0)
+        self._current_timeout = 0  # PyMySQL sets its own again: some versions if this differs, others always
         self._sent, self._unsent, self._come = True, memoryview(packet), b""
         return True
 
