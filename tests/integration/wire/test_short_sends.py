@@ -11,6 +11,7 @@ import pytest
 import postroom
 from postroom.broker.access import new_token
 from postroom.broker.publish.writer import Writer
+from postroom.client.producer.accumulator import Accumulator
 from postroom.clock import wall_ms
 from postroom.errors import (
     CorruptBatch,
@@ -86,6 +87,17 @@ async def test_only_the_first_send_to_a_partition_asks_by_way_of_a_task(
         assert [receipt.offset for receipt in receipts] == [*range(10)]
     assert long_ways.count("append") == 1
     assert [message.value async for message in place.mq.read("orders")] == [b"%d" % n for n in range(10)]
+
+
+async def test_a_client_waits_for_its_sends_without_a_task(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks: list[object] = []
+    monkeypatch.setattr(Accumulator, "_begin", lambda *args: tasks.append(args))
+    async with postroom.connect(place.server.url) as mq:
+        receipts = [await mq.send("orders", b"%d" % number) for number in range(10)]
+        assert [receipt.offset for receipt in receipts] == [*range(10)]
+    assert not tasks
 
 
 async def test_what_has_an_id_a_moment_or_many_bytes_goes_the_long_way(

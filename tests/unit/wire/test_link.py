@@ -11,7 +11,8 @@ import pytest
 from postroom.endpoint import requests as r
 from postroom.endpoint.operations import OPERATIONS
 from postroom.endpoint.values import Grant, Lease, PollReply, PollRequest
-from postroom.errors import BrokerUnavailable, MessageTooLarge, UnknownTopic
+from postroom.errors import BrokerUnavailable, MessageTooLarge, ProtocolError, UnknownTopic
+from postroom.store.contract import Appended
 from postroom.wire import messages as m
 from postroom.wire.client.link import Link, LinkLost
 from postroom.wire.frames import ERROR, REPLY, Frame, FrameParser, encode
@@ -173,6 +174,61 @@ async def test_an_id_is_not_given_twice_when_they_begin_again() -> None:
     for task in (poll, *tasks):
         task.cancel()
         await ended(task)
+
+
+# ---- without waiting ----
+
+SEND = OPERATIONS["append"], r.Append("t", 1), (b"batch",)
+
+
+async def test_whoever_does_not_wait_is_told() -> None:
+    peer, told = Peer(), list[Any]()
+    assert peer.link.call_soon(*SEND, told.append)
+    assert peer.link.call_soon(*SEND, told.append)
+    first, second = peer.transport.sent
+    assert peer.link._urgent.keys() == {first.id, second.id}  # a broker that does not answer is noticed
+    peer.answer(second, Appended(7, 1000))
+    peer.give(first.kind, first.id, failure_of(UnknownTopic("no")), flags=REPLY | ERROR)
+    assert told[0] == Appended(7, 1000)
+    assert isinstance(told[1], UnknownTopic)
+    assert not (peer.link._told or peer.link._urgent or peer.link.gone)
+
+
+async def test_an_answer_of_another_kind_is_an_error_of_whoever_is_told() -> None:
+    peer, told = Peer(), list[Any]()
+    peer.link.call_soon(*SEND, told.append)
+    (asked,) = peer.transport.sent
+    peer.link.data_received(b"".join(encode(asked.kind, asked.id, b"\xc1", (), REPLY)))
+    assert isinstance(told[0], ProtocolError)
+
+
+async def test_whoever_does_not_wait_is_told_that_the_broker_is_gone() -> None:
+    peer, told = Peer(), list[Any]()
+    peer.link.call_soon(*SEND, told.append)
+    peer.link.connection_lost(None)
+    (lost,) = told
+    assert isinstance(lost, LinkLost) and lost.sent
+    assert not peer.link.call_soon(*SEND, told.append)
+    assert len(told) == len(peer.transport.sent) == 1
+
+
+async def test_what_would_have_to_wait_is_not_sent() -> None:
+    peer, told = Peer(max_frame_bytes=1000), list[Any]()
+    operation, request, _ = SEND
+    assert not peer.link.call_soon(operation, request, (b"x" * 1000,), told.append)
+    peer.link.pause_writing()
+    assert not peer.link.call_soon(*SEND, told.append)
+    assert peer.transport.sent == told == []
+    peer.link.resume_writing()
+    assert peer.link.call_soon(*SEND, told.append)
+
+
+async def test_an_id_that_somebody_is_told_under_is_not_given_again() -> None:
+    peer = Peer()
+    peer.link.call_soon(*SEND, lambda answer: None)
+    peer.link._last_id = 0xFFFF_FFFF
+    peer.link.call_soon(*SEND, lambda answer: None)
+    assert [frame.id for frame in peer.transport.sent] == [1, 2]
 
 
 # ---- the end ----

@@ -29,7 +29,7 @@ class Pretended:
 
     def __init__(self, town: Town, address: str, broker: str) -> None:
         self.address, self.gone, self.silent, self.town = address, False, False, town
-        self.greeted_at = 0.0
+        self.greeted_at, self.takes, self.told = 0.0, True, list[Callable[[Any], None]]()
         brokers = tuple(BrokerInfo(id, where) for where, id in town.brokers.items() if isinstance(id, str))
         self.welcome = Welcome(1, broker, "me", 0, 1 << 20, brokers)
 
@@ -43,6 +43,11 @@ class Pretended:
         self.gone = isinstance(outcome, LinkLost)
         self.silent = outcome is SILENT
         raise outcome
+
+    def call_soon(self, operation: Operation, request: Any, body: Any, told: Callable[[Any], None]) -> bool:
+        self.town.asked.append((self.welcome.broker, operation.name, request))
+        self.told.append(told)
+        return self.takes
 
     async def close(self) -> None:
         self.gone = True
@@ -232,6 +237,46 @@ async def test_the_only_broker_is_tried_however_often_it_was_not_there(town: Tow
             await asked.call(TOPIC, r.Named("t"))
     town.brokers = {"a:1": "A"}
     assert await asked.call(TOPIC, r.Named("t")) == "A"
+
+
+SEND = OPERATIONS["append"], r.Append("t", 1), (b"batch",)
+
+
+async def test_whoever_does_not_wait_asks_the_preferred_broker_if_it_is_connected(town: Town) -> None:
+    town.brokers = {"a:1": "A", "b:1": "B"}
+    asked = pool("a:1")
+    told = list[Any]()
+    assert not asked.call_soon(*SEND, told.append, key="p1")  # nobody is
+    await asked.open()
+    keys = {first_for(f"p{i}", "A", "B")[0]: f"p{i}" for i in range(99)}
+    assert asked.call_soon(*SEND, told.append, key=keys["A"])
+    assert not asked.call_soon(*SEND, told.append, key=keys["B"])  # `call` connects
+    await asked.call(TOPIC, r.Named("t"), key=keys["B"])
+    assert asked.call_soon(*SEND, told.append, key=keys["B"])
+    assert town.who == ["A", "B", "B"]
+    cast(Pretended, asked._links["B"]).told[0]("stored")
+    assert told == ["stored"]
+    cast(Pretended, asked._links["A"]).takes = False
+    assert not asked.call_soon(*SEND, told.append, key=keys["A"])
+    asked._links["B"].gone = True  # type: ignore[misc]
+    assert not asked.call_soon(*SEND, told.append, key=keys["B"])
+    await asked.close()
+    assert not asked.call_soon(*SEND, told.append, key=keys["A"])
+
+
+@pytest.mark.parametrize("outcome", [LOST, SILENT, STOPPING], ids=["lost", "silent", "stopping"])
+async def test_whoever_does_not_wait_is_told_whether_it_may_be_stored(town: Town, outcome: Exception) -> None:
+    town.brokers = {"a:1": "A"}
+    asked, told = pool("a:1"), list[Any]()
+    await asked.open()
+    asked.call_soon(*SEND, told.append, key="p1")
+    link = cast(Pretended, asked._links["A"])
+    link.silent = outcome is SILENT
+    link.told[0](outcome)
+    (error,) = told
+    assert isinstance(error, BrokerUnavailable) and error.retriable
+    assert error.details.get("stored") is (False if outcome is STOPPING else None)
+    assert ("a:1" in asked._away) is (outcome is SILENT)
 
 
 async def test_one_broker_under_two_addresses_is_one(town: Town) -> None:

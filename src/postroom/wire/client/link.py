@@ -71,6 +71,7 @@ class Link(asyncio.Protocol):
         self._parser = FrameParser(_ANSWER_BYTES)
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
+        self._told: dict[int, tuple[Operation, Callable[[Any], None]]] = {}  # who is told an answer instead
         self._parts: dict[int, Callable[[Frame], None]] = {}  # who is told the first part of an answer
         self._urgent: dict[int, float] = {}  # by the loop's clock, since when requests that are no poll wait
         self._busy = False  # of late: whoever is, learns sooner that the broker is gone
@@ -110,7 +111,7 @@ class Link(asyncio.Protocol):
         slow = operation.waits or operation.slow
         late = (operation, request) if operation.reply is PollReply and operation.waits else None
         header = encode_header(request)
-        size, limit = len(header) + sum(map(len, body)) + PREFIX_BYTES, self.welcome.max_frame_bytes
+        size, limit = _size(header, body), self.welcome.max_frame_bytes
         if size > limit:
             raise MessageTooLarge(
                 f"a request of {size:,} bytes is more than the {limit:,} that the broker takes: send smaller "
@@ -120,6 +121,26 @@ class Link(asyncio.Protocol):
         part = None if early is None else partial(self._told_early, operation, early)
         answer = await self._ask(operation.kind, header, body, slow=slow, late=late, part=part)
         return unpacked(operation, answer)
+
+    def call_soon(
+        self,
+        operation: Operation,
+        request: Request,
+        body: Sequence[bytes],
+        told: Callable[[Any], None],
+    ) -> bool:
+        """Ask now; `told` hears the answer, which may be a PostroomError, or LinkLost.
+
+        False: nothing was sent, for it would have to wait, or is too long."""
+        header = encode_header(request)
+        if not self._writable.is_set() or _size(header, body) > self.welcome.max_frame_bytes:
+            return False
+        if self._transport is None or self.gone:
+            return False
+        id = self._next_id()
+        self._told[id] = operation, told
+        self._send(id, operation.kind, header, body, urgent=True)
+        return True
 
     def _told_early(self, operation: Operation, early: Callable[[Any], None], frame: Frame) -> None:
         early(decode(frame.header, operation.early_reply))
@@ -143,10 +164,8 @@ class Link(asyncio.Protocol):
         self._waiting[id] = answered
         if part is not None:
             self._parts[id] = part
-        if not slow or part is not None:  # which is waited for, as any answer is
-            self._busy = True
-            self._urgent[id] = self._loop.time()
-        self._transport.writelines(encode(kind, id, header, body))
+        # the first part is waited for, as any answer is
+        self._send(id, kind, header, body, urgent=not slow or part is not None)
         try:
             frame = await answered
         except asyncio.CancelledError:
@@ -157,16 +176,22 @@ class Link(asyncio.Protocol):
             self._urgent.pop(id, None)
             self._crossed.pop(id, None)
             self._parts.pop(id, None)
-        if frame.flags & ERROR:
-            raise raised(decode(frame.header, Failure))
+        _check(frame)
         return frame
+
+    def _send(self, id: int, kind: int, header: bytes, body: Sequence[bytes], *, urgent: bool) -> None:
+        if urgent:
+            self._busy = True
+            self._urgent[id] = self._loop.time()
+        if self._transport is not None:
+            self._transport.writelines(encode(kind, id, header, body))
 
     def _next_id(self) -> int:
         """One that nobody waits under; 0 is of the connection itself."""
         while True:
-            self._last_id = self._last_id % 0xFFFFFFFF + 1
-            if self._last_id not in self._waiting and self._last_id not in self._late:
-                return self._last_id
+            id = self._last_id = self._last_id % 0xFFFFFFFF + 1
+            if id not in self._waiting and id not in self._told and id not in self._late:
+                return id
 
     def _cancel(
         self, id: int, late: tuple[Operation, Request] | None, answered: asyncio.Future[Frame]
@@ -252,7 +277,10 @@ class Link(asyncio.Protocol):
                 part(frame)
         elif frame.flags & REPLY:
             answered = self._waiting.get(frame.id)
-            if answered is not None and answered.done():  # cancelled, and who waited has not come to know it
+            if frame.id in self._told:
+                self._urgent.pop(frame.id, None)
+                self._tell(*self._told.pop(frame.id), frame)
+            elif answered is not None and answered.done():  # cancelled: whoever waited does not know it yet
                 self._crossed[frame.id] = frame
             elif answered is not None:
                 answered.set_result(frame)
@@ -267,6 +295,14 @@ class Link(asyncio.Protocol):
         elif frame.kind == ASK and self._transport is not None:
             answer = self.on_ask(decode(frame.header, Ask))
             self._transport.writelines(encode(ASK, frame.id, encode_header(answer), flags=REPLY))
+
+    def _tell(self, operation: Operation, told: Callable[[Any], None], frame: Frame) -> None:
+        try:
+            _check(frame)
+            result = unpacked(operation, frame)
+        except PostroomError as error:
+            result = error
+        told(result)
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -290,6 +326,9 @@ class Link(asyncio.Protocol):
             self._transport.abort()
         if self._watching is not None:
             self._watching.cancel()
+        told, self._told = self._told, {}
+        for _, tell in told.values():
+            tell(LinkLost(why, sent=True))
 
     async def close(self) -> None:
         """Say no more; what is still waited for fails."""
@@ -298,6 +337,16 @@ class Link(asyncio.Protocol):
             self._end(f"the connection to {self.address} was closed here")
         if self._watching is not None:
             await asyncio.gather(self._watching, return_exceptions=True)
+
+
+def _check(answer: Frame) -> None:
+    """Raise the error that it is."""
+    if answer.flags & ERROR:
+        raise raised(decode(answer.header, Failure))
+
+
+def _size(header: bytes, body: Sequence[bytes]) -> int:
+    return len(header) + sum(map(len, body)) + PREFIX_BYTES
 
 
 async def connect(

@@ -12,10 +12,12 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
 from ...config import DEFAULTS, WireTuning
+from ...endpoint.endpoint import Told
 from ...endpoint.operations import Operation
 from ...endpoint.requests import Answer, Ask, Request
 from ...errors import BrokerUnavailable, NotAuthenticated, PostroomError, ProtocolError
@@ -95,10 +97,7 @@ class Pool:
                 if link.silent:
                     self._leave_alone(link.address, lost)
                 if lost.sent and not operation.repeatable:
-                    raise BrokerUnavailable(
-                        f"{lost} before it answered: it is not known whether {operation.name} was done; "
-                        "look, then try again"
-                    ) from None
+                    raise _in_doubt(operation, lost) from None
                 if lost.sent and again is not None:
                     request = again()
             except BrokerUnavailable:  # it is stopping, and did nothing
@@ -107,6 +106,37 @@ class Pool:
                 if left:
                     error.details.pop("stored", None)  # so says the last of several; the first may have done
                 raise
+
+    def call_soon(
+        self, operation: Operation, request: Request, body: Sequence[bytes], told: Told, *, key: str
+    ) -> bool:
+        """Ask the broker that is preferred, if it is connected; `told` hears what came of it.
+
+        False: nothing was done, and nobody will be told. It is asked once: `call` asks the next one."""
+        link = self._ready(key)
+        return link is not None and link.call_soon(
+            operation, request, body, partial(self._answered, link, operation, told)
+        )
+
+    def _ready(self, key: str) -> Link | None:
+        first = self._ranked(key)
+        link = self._links.get(first[0]) if first and not self._closed else None
+        return None if link is None or link.gone else link
+
+    def _ranked(self, key: str) -> list[str]:
+        known = self._known
+        if len(known) == 1:
+            return [*known]
+        return ranked(key, ((one.id, one.zone) for one in known.values()), self._zone)
+
+    def _answered(self, link: Link, operation: Operation, told: Told, answer: Any) -> None:
+        if isinstance(answer, LinkLost):
+            if link.silent:
+                self._leave_alone(link.address, answer)
+            answer = _in_doubt(operation, answer)
+        elif isinstance(answer, BrokerUnavailable):  # it is stopping, and did nothing
+            answer.details.setdefault("stored", False)
+        told(answer)
 
     async def _link(self, key: str, failed: Mapping[str, int], left: bool = False) -> Link:
         """The link to the broker that comes first; BrokerUnavailable if none can be reached.
@@ -130,7 +160,7 @@ class Pool:
 
     async def _first(self, key: str, excluded: set[str]) -> Link:
         known = self._known  # what is learned meanwhile is for those who come later
-        for id in ranked(key, ((one.id, one.zone) for one in known.values()), self._zone):
+        for id in self._ranked(key):
             if id in excluded:
                 continue
             link = self._links.get(id)
@@ -266,3 +296,9 @@ class Pool:
             task.cancel()
         await asyncio.gather(*self._opening.values(), return_exceptions=True)
         await asyncio.gather(*(link.close() for link in self._links.values()))
+
+
+def _in_doubt(operation: Operation, lost: LinkLost) -> BrokerUnavailable:
+    return BrokerUnavailable(
+        f"{lost} before it answered: it is not known whether {operation.name} was done; look, then try again"
+    )

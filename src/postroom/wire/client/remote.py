@@ -28,7 +28,7 @@ from ...clock import Clock, ToldClock, wall_ms
 from ...config import DEFAULTS, Limits, WireTuning
 from ...endpoint import requests as r
 from ...endpoint.asking import AskingEndpoint
-from ...endpoint.endpoint import Endpoint, OnSettled
+from ...endpoint.endpoint import Endpoint, OnSettled, Told
 from ...endpoint.operations import OPERATIONS, Operation
 from ...endpoint.requests import Beats
 from ...endpoint.values import (
@@ -400,6 +400,10 @@ class RemoteEndpoint(AskingEndpoint):
         answer = await self.pool.call(OPERATIONS["append"], request, (batch,), key=f"p{partition_id}")
         assert isinstance(answer, Appended)
         return answer
+
+    def append_soon(self, topic: str, partition_id: int, batch: bytes, producer: str, told: Told) -> bool:
+        request = r.Append(topic, partition_id, 0, b"", producer)
+        return self.pool.call_soon(OPERATIONS["append"], request, (batch,), told, key=f"p{partition_id}")
 
     async def fetch(
         self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
