@@ -68,46 +68,53 @@ class FrameParser:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
-        """The frames that are whole now."""
+        """The frames that are whole now. As a rule there are such frames alone: then nothing is kept."""
         if self._fault is not None:
             raise self._fault
-        buffer = self._buffer
-        buffer += data
-        if len(buffer) < self._needed:
-            return
+        kept, source = self._buffer, data
+        if kept:
+            kept += data
+            if len(kept) < self._needed:
+                return
+            source = memoryview(kept)
         start = 0
         try:
-            with memoryview(buffer) as view:
-                while (frame := self._next(view, start)) is not None:
-                    start += PREFIX_BYTES + len(frame.header) + len(frame.body)
-                    yield frame
+            while (frame := self._next(source, start)) is not None:
+                start += PREFIX_BYTES + len(frame.header) + len(frame.body)
+                yield frame
         except ProtocolError as error:
             self._fault = error
-            start = len(buffer)
+            start = len(source)
             raise
         finally:
-            del buffer[:start]
+            if source is data:
+                kept += data[start:]
+            else:
+                source.release()
+                del kept[:start]
 
-    def _next(self, view: memoryview, start: int) -> Frame | None:
-        left = len(view) - start
-        if left >= _LENGTH_BYTES:
-            self._check_length(view, start)
+    def _next(self, source: bytes | memoryview, start: int) -> Frame | None:
+        left = len(source) - start
         if left < PREFIX_BYTES:
-            self._needed = PREFIX_BYTES if left >= _LENGTH_BYTES else _LENGTH_BYTES
+            self._needed = _LENGTH_BYTES
+            if left >= _LENGTH_BYTES:
+                self._needed = PREFIX_BYTES
+                self._check_length(bytes(source[start : start + _LENGTH_BYTES]))
             return None
-        size, id, header_size, kind, flags, reserved = _PREFIX.unpack_from(view, start)
+        size, id, header_size, kind, flags, reserved = _PREFIX.unpack_from(source, start)
+        if size > self.max_bytes:
+            self._check_length(bytes(source[start : start + _LENGTH_BYTES]))
         if size < _AFTER_LENGTH or header_size > size - _AFTER_LENGTH or flags not in _FLAGS or reserved:
             raise ProtocolError("this is no frame of Postroom's protocol: its lengths or flags are wrong")
         end = start + _LENGTH_BYTES + size
-        if len(view) < end:
+        if len(source) < end:
             self._needed = _LENGTH_BYTES + size
             return None
         header_start = start + PREFIX_BYTES
         body_start = header_start + header_size
-        return Frame(kind, flags, id, bytes(view[header_start:body_start]), bytes(view[body_start:end]))
+        return Frame(kind, flags, id, bytes(source[header_start:body_start]), bytes(source[body_start:end]))
 
-    def _check_length(self, view: memoryview, start: int) -> None:
-        first = bytes(view[start : start + _LENGTH_BYTES])
+    def _check_length(self, first: bytes) -> None:
         size = int.from_bytes(first)
         if size <= self.max_bytes:
             return

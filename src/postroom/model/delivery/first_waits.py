@@ -15,6 +15,7 @@ longest wait. A text that is none counts as empty: figures stop nobody.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from math import ceil, log2
@@ -23,19 +24,31 @@ __all__ = ["noted", "percentile", "recent"]
 
 _PER_OCTAVE = 2
 _LAST = 64  # the bucket of the longest waits: 50 days
-_MOST = 999_999  # messages in a set, about
+_MOST = 999_999  # messages in a bucket
+_SET = re.compile("(?:[0-9]{1,2}=[0-9]{1,6}(?:,(?!$)|$))*")
 
 
 def noted(text: str, waited_ms: int, messages: int, *, now_ms: int, period_ms: int) -> str:
     """Return the histogram with so many messages more that have waited so long."""
     period, now, before = _at(text, now_ms // period_ms)
-    counts = _read(now)
+    if _SET.fullmatch(now) is None:
+        now = ""
     bucket = min(_LAST, int(_PER_OCTAVE * log2(1 + max(0, waited_ms))))
-    counts[bucket] = counts.get(bucket, 0) + max(1, messages)
-    while sum(counts.values()) > _MOST:
+    # one count is changed where it stands: every hand-out comes here
+    head, found, rest = f",{now}".partition(f",{bucket}=")
+    known, comma, tail = rest.partition(",")
+    count = max(1, messages) + (int(known) if found else 0)
+    if count > _MOST:
+        return f"{period}:{_halved(now, bucket, count)}|{before}"
+    written = f"{head},{bucket}={count}{comma}{tail}"
+    return f"{period}:{written.lstrip(',')}|{before}"
+
+
+def _halved(now: str, bucket: int, count: int) -> str:
+    counts = _read(now) | {bucket: count}
+    while max(counts.values()) > _MOST:
         counts = {one: ceil(count / 2) for one, count in counts.items()}
-    written = ",".join([f"{one}={count}" for one, count in sorted(counts.items())])
-    return f"{period}:{written}|{before}"
+    return ",".join([f"{one}={count}" for one, count in counts.items()])
 
 
 def recent(text: str, *, now_ms: int, period_ms: int) -> Counter[int]:
