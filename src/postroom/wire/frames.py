@@ -71,7 +71,8 @@ class FrameParser:
         """The frames that are whole now. As a rule there are such frames alone: then nothing is kept."""
         if self._fault is not None:
             raise self._fault
-        kept, source = self._buffer, data
+        kept = self._buffer
+        source: bytes | memoryview = data
         if kept:
             kept += data
             if len(kept) < self._needed:
@@ -87,11 +88,11 @@ class FrameParser:
             start = len(source)
             raise
         finally:
-            if source is data:
-                kept += data[start:]
-            else:
+            if isinstance(source, memoryview):
                 source.release()
                 del kept[:start]
+            else:
+                kept += source[start:]
 
     def _next(self, source: bytes | memoryview, start: int) -> Frame | None:
         left = len(source) - start
