@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from operator import itemgetter
 from typing import cast
 
 from ...backoff import ROUTE, SOON
@@ -212,6 +213,7 @@ _STRANDS = 7  # accumulators for delayed messages, per partition; prime, since p
 
 
 _CLOSED = "the producer was closed before the message left: nothing was stored"
+_KEY = itemgetter(0)  # of an entry
 
 _LOOKS = 20  # so many later the partition itself is asked again: the store decides what it takes
 
@@ -296,17 +298,24 @@ class Router:
         if len(self._turns) == 1 and not self._gone and not self._behind:
             self._add(self._pick(), parcel)  # it has all slots
             return
-        keys = self._keys(parcel)
-        if self._gone or self._behind or None in keys:
-            self._place_apart(parcel, keys)
+        dealt = None if self._gone or self._behind else self._dealt(parcel)
+        if dealt is None:
+            self._place_apart(parcel, self._keys(parcel))
             return
-        if self._slot_of is slot_of:
-            dealt = deal(cast("list[bytes]", keys), self._starts)
-        else:
-            dealt = deal_slots(map(self._slot_of, cast("list[bytes]", keys)), self._starts)
         there = [(start, chosen) for start, chosen in zip(self._starts, dealt, strict=True) if chosen]
         for (start, _), part in zip(there, parcel.divide([chosen for _, chosen in there]), strict=True):
             self._add(self._by_slot[start], part)
+
+    def _dealt(self, parcel: Parcel) -> list[list[int]] | None:
+        """Return which of its messages each range has; None: nothing decides about the slot of some."""
+        by_id = parcel.ids is not None and self._ids_decide
+        keys = cast("Iterable[bytes]", self._keys(parcel) if by_id else map(_KEY, parcel.entries))
+        try:
+            if self._slot_of is slot_of:
+                return deal(keys, self._starts)
+            return deal_slots(map(self._slot_of, keys), self._starts)
+        except TypeError:  # a key is None
+            return None
 
     def _place_apart(self, parcel: Parcel, keys: list[bytes | None]) -> None:
         """Some have no key, or some slots may be held."""

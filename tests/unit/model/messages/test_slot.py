@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -63,6 +64,14 @@ def test_keys_are_dealt_to_the_ranges_of_their_slots(keys: list[bytes], starts: 
     ]
     assert deal(keys, starts) == expected
     assert deal_slots(slots, starts) == expected
+
+
+@pytest.mark.parametrize("starts", [(0, 512), (0, 3)], ids=["even", "uneven"])
+def test_keys_of_which_one_is_missing_are_not_dealt(starts: tuple[int, ...]) -> None:
+    """By this a producer learns of it, without a look through them."""
+    keys: list[Any] = [b"a", None, b"b"]
+    with pytest.raises(TypeError):
+        deal(keys, starts)
 
 
 def test_the_largest_products_do_not_run_into_the_next_key() -> None:
