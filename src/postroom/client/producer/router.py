@@ -310,10 +310,9 @@ class Router:
         """Return which of its messages each range has; None: nothing decides about the slot of some."""
         by_id = parcel.ids is not None and self._ids_decide
         keys = cast("Iterable[bytes]", self._keys(parcel) if by_id else map(_KEY, parcel.entries))
+        rule, starts = self._slot_of, self._starts
         try:
-            if self._slot_of is slot_of:
-                return deal(keys, self._starts)
-            return deal_slots(map(self._slot_of, keys), self._starts)
+            return deal(keys, starts) if rule is slot_of else deal_slots(map(rule, keys), starts)
         except TypeError:  # a key is None
             return None
 
