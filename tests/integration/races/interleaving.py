@@ -123,9 +123,9 @@ def stopped_after_lock(store: SqlStore) -> Iterator[Stop]:
 
 def run_all(connection: Any) -> None:
     """On a server, statements whose answer nobody asked for yet leave with the COMMIT: run them now."""
-    pipeline = getattr(connection, "postroom_pipeline", None)
-    if pipeline is not None:
-        pipeline[1].sync()
+    statements = getattr(connection, "statements", None)
+    if statements is not None:
+        statements.sync()
     deferred = getattr(connection, "postroom_deferred", None)
     if deferred:
         with connection.cursor() as cursor:

@@ -272,11 +272,10 @@ def test_a_process_that_was_stopped_with_a_lock_loses_it(
         os.kill(process.pid, signal.SIGCONT)
         pipe.send("go on")
         first, repeated = received(pipe), received(pipe)
-    deferred = where == "in-a-pipeline" and ground.kind != "postgres"  # nothing of it was sent
-    known = where == "after-lock" or deferred
-    if ground.kind == "postgres" and where == "after-lock":
-        # The commit leaves with the writes. It is known that none was run if the server's last word is read;
-        # a connection that is reset first says nothing.
+    known = where != "at-commit"  # else nothing of the last writes was sent
+    if ground.kind == "postgres":
+        # It is known that no commit was run if the server's last word is read, which says that the session
+        # was idle; a connection that is reset first says nothing.
         known = not isinstance(first, StoreUnavailable)
     if not known:
         assert isinstance(first, StoreUnavailable)  # it cannot know, and repeats

@@ -13,7 +13,7 @@ from postroom.config import DEFAULTS
 from postroom.errors import StoreBusy, StoreUnavailable, UnknownProducer
 from postroom.model.policy.settings import TopicSettings
 from postroom.store import SqlStore
-from postroom.store.dialects import mysql, postgres
+from postroom.store.dialects import mysql, postgres_connection
 from postroom.store.sql.log.lone_append import LoneAppend
 from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import append, batch, partitions, read_all
@@ -145,7 +145,7 @@ def test_one_that_is_not_answered_is_given_up_and_of_unknown_fate(
 
 def test_a_connection_keeps_few_statements_prepared(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each partition has a statement of its own."""
-    monkeypatch.setattr(postgres, "_MOST_NAMES", 2)
+    monkeypatch.setattr(postgres_connection, "_MOST_NAMES", 2)
     store = ground.store()
     places = partitions(store.catalog.create_topic("many", TopicSettings(), 3))
     order = [0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 0, 0, 1, 2, 0, 1, 2]
@@ -162,7 +162,7 @@ def test_statements_that_the_driver_drops_are_prepared_again(
     ground: Ground, place: int, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
     """psycopg drops all that a connection has prepared, after a transaction of its own was rolled back."""
-    monkeypatch.setattr(postgres, "_MOST_NAMES", most)
+    monkeypatch.setattr(postgres_connection, "_MOST_NAMES", most)
     store = ground.store()
     other = partitions(store.catalog.create_topic("other", TopicSettings(), 1))[0]
     with short_ways(store) as taken:

@@ -114,7 +114,7 @@ def transactions(store: SqlStore, verb: Callable[[], object]) -> list[tuple[str,
 
     def end(connection: Any, area: Area, *, commit: bool) -> None:
         if commit:
-            found.append(tuple(connection.execute(look).fetchone()))
+            found.append(dialect.ask(connection, look, ()).fetchone())
         original(connection, area, commit=commit)
 
     with mock.patch.object(dialect, "end", end):

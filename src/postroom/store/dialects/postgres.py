@@ -10,19 +10,15 @@ looking.
 
 from __future__ import annotations
 
-import select
 import threading
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
-from itertools import count
 from typing import Any
 
 import psycopg
-from psycopg.errors import InvalidSqlStatementName, error_from_result
-from psycopg.pq import ExecStatus, TransactionStatus
-from psycopg.pq.abc import PGresult
+from psycopg.pq import TransactionStatus
 
 from ...clock import Clock
 from ...config import DEFAULTS, Limits
@@ -31,145 +27,11 @@ from ..contract import Watcher
 from ..sql.log.lone_append import ADVANCE, INSERT, INSERTED, REMEMBER, LoneAppend, SentLone
 from ..sql.schema import log_table
 from ..sql.session import Area, Row, Session, Transaction
+from .postgres_connection import ImpatientConnection, Reply, Sent, Statements
 from .server import ServerDialect
 from .watchers import Listener, LookingWatcher, Notifier
 
-__all__ = ["ImpatientConnection", "PostgresDialect"]
-
-_MOST_NAMES = 500  # statements that a connection has prepared
-_UNPREPARED = b""
-
-
-class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused-ignore]
-    """A connection to PostgreSQL that does not wait for ever.
-
-    TCP notices a peer that is gone (keepalives, user time-out), but not one that takes our bytes and never
-    answers: a server that hangs, a proxy with nothing behind it. Whoever waits for longer than `patience_s`
-    is told so, and the connection is given up: what it was waiting for is of unknown fate (I15, I2).
-    """
-
-    patience_s = 3600.0  # for one answer
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._names: dict[str, bytes] = {}  # of statements that were run, and how they are prepared
-        self._numbers = count()
-        self._found: PGresult | None = None  # of an answer, as far as it has come
-
-    def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
-        return super().wait(self._limited(gen), *args, **kwargs)
-
-    def _limited(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """Take the same steps; those who run them also look in when nothing has come for a while."""
-        deadline = time.monotonic() + self.patience_s
-        try:
-            wanted = next(gen)
-            while True:
-                ready = yield wanted
-                if not ready and time.monotonic() > deadline:
-                    self.pgconn.finish()
-                    raise psycopg.OperationalError(f"no answer for {self.patience_s:g} s")
-                wanted = gen.send(ready)
-        except StopIteration as done:
-            return done.value
-
-    def run(self, sql: str, types: Sequence[int], args: Sequence[int | bytes]) -> int:
-        """Run a statement that is a transaction by itself, prepared from its second time on; return how many
-        rows it met. Past cursors and adapters, which take longer than all else that a lone append does."""
-        values = [arg if isinstance(arg, bytes) else b"%d" % arg for arg in args]
-        binary = [isinstance(arg, bytes) for arg in args]
-        if sql in self._names:
-            try:
-                self.pgconn.send_query_prepared(self._names[sql] or self._prepare(sql, types), values, binary)
-                return self._answer().command_tuples or 0
-            except InvalidSqlStatementName:  # psycopg drops all that is prepared, ours too, after a rollback
-                self._names.clear()  # and nothing was run
-        self._make_room()
-        self._names[sql] = _UNPREPARED
-        self.pgconn.send_query_params(_numbered(sql), values, types, binary)
-        return self._answer().command_tuples or 0
-
-    def start(self, sql: str, args: Sequence[int | bytes]) -> bool:
-        """Send a statement that is prepared already, as far as that goes without waiting; return whether it
-        is. `_Sent` goes on with it."""
-        name = self._names.get(sql)
-        if name:
-            values = [arg if isinstance(arg, bytes) else b"%d" % arg for arg in args]
-            self.pgconn.send_query_prepared(name, values, [isinstance(arg, bytes) for arg in args])
-        return bool(name)
-
-    def _prepare(self, sql: str, types: Sequence[int]) -> bytes:
-        name = b"postroom_%d" % next(self._numbers)
-        self.pgconn.send_prepare(name, _numbered(sql), types)
-        self._answer()
-        self._names[sql] = name
-        return name
-
-    def _make_room(self) -> None:
-        if len(self._names) >= _MOST_NAMES:
-            oldest = self._names.pop(next(iter(self._names)))
-            if oldest:
-                with suppress(InvalidSqlStatementName):  # it may be dropped already, as said above
-                    self.execute(f"DEALLOCATE {oldest.decode()}")
-
-    def _answer(self) -> PGresult:
-        """Return the answer to what was sent, or raise the error that it is."""
-        pgconn, deadline = self.pgconn, time.monotonic() + self.patience_s
-        asked = select.poll()
-        asked.register(pgconn.socket, select.POLLIN)
-        while (unsent := pgconn.flush()) or not self.has_come():
-            asked.modify(pgconn.socket, select.POLLIN | select.POLLOUT if unsent else select.POLLIN)
-            ready = asked.poll(max(0.0, deadline - time.monotonic()) * 1000)
-            if not ready:
-                pgconn.finish()
-                raise psycopg.OperationalError(f"no answer for {self.patience_s:g} s")
-            if ready[0][1] != select.POLLOUT:
-                pgconn.consume_input()
-        return self.answer()
-
-    def has_come(self) -> bool:
-        """Take what was read of the answer, without waiting; return whether that is all."""
-        while not self.pgconn.is_busy():
-            found = self.pgconn.get_result()
-            if found is None:
-                return True
-            self._found = self._found or found
-        return False
-
-    def answer(self) -> PGresult:
-        """Return the answer that has come, or raise the error that it is."""
-        answer, self._found = self._found, None
-        if answer is None:
-            raise psycopg.OperationalError("the connection is lost")
-        if answer.status != ExecStatus.COMMAND_OK:
-            raise error_from_result(answer)
-        return answer
-
-
-class _Sent:
-    """A statement that was started on a connection. Implements `SentLone`."""
-
-    def __init__(self, connection: ImpatientConnection, at: int) -> None:
-        self._connection, self.at, self.patience_s = connection, at, connection.patience_s
-        self._socket = int(connection.pgconn.socket)  # kept: a connection that is lost has none
-        self.unsent = bool(connection.pgconn.flush())
-
-    def fileno(self) -> int:
-        return self._socket
-
-    def answered(self) -> bool:
-        pgconn = self._connection.pgconn
-        pgconn.consume_input()
-        self.unsent = bool(pgconn.flush())
-        return not self.unsent and self._connection.has_come()
-
-    def stored(self) -> bool:
-        try:
-            return bool(self._connection.answer().command_tuples)
-        except InvalidSqlStatementName:  # see `run`
-            self._connection._names.clear()
-            return False
-
+__all__ = ["PostgresDialect"]
 
 # Statistics are reset when the server recovers from the crash of one of its processes without a new start.
 _STARTED = """SELECT (extract(epoch FROM greatest(pg_postmaster_start_time(), stats_reset)) * 1000)::bigint
@@ -186,15 +48,9 @@ _LONE = f"""WITH p AS ({ADVANCE} AND {{now}} BETWEEN ? AND ? RETURNING id),
             s AS ({REMEMBER} AND EXISTS (SELECT 1 FROM p) RETURNING 1)
             {INSERT} SELECT {INSERTED}
             WHERE CASE WHEN EXISTS (SELECT 1 FROM p) THEN 1 / (SELECT COUNT(*) FROM s) = 1 ELSE FALSE END"""
-_INT, _BIGINT, _BYTES = 23, 20, 17  # types by their numbers in the catalog
-_LONE_TYPES = (
-    *(_BIGINT,) * 8,
-    *(_BYTES, _BIGINT, _BIGINT, _BIGINT, _BYTES),
-    *(_BIGINT, _INT, _INT, *(_BIGINT,) * 4, _BYTES),
-)
 _MIGRATION_LOCK = 7_235_801_226
 _UNKNOWN_DATABASE, _TOO_MANY = "3D000", "53300"
-_UNDONE = ("40001", "40P01", "23505", "25P03", "57P01", "57P02", "57P03", "08")
+_UNDONE = ("40001", "40P01", "23505", "25P03", "26000", "57P01", "57P02", "57P03", "08")
 _DENIED = ("28", "42501")
 _FULL = ("53100", "53200", "54000")
 _BUSY = ("55P03", "57014", "40001", "40P01", "23505")
@@ -207,12 +63,6 @@ def _was_idle(error: psycopg.Error) -> bool:
     """Whether the server had ended the session because its transaction stood still: it waited for a statement
     then, so that none of those that were sent since was run, and no commit either (I15)."""
     return getattr(error, "sqlstate", None) == "25P03" or "idle-in-transaction timeout" in str(error)
-
-
-def _numbered(sql: str) -> bytes:
-    """Return a statement with PostgreSQL's own marks: $1, $2 …"""
-    first, *others = sql.encode().split(b"?")
-    return b"".join([first, *(b"$%d%s" % one for one in enumerate(others, start=1))])
 
 
 @lru_cache(maxsize=10_000)
@@ -254,14 +104,10 @@ class PostgresDialect(ServerDialect):
 
     def connect(self, area: Area, *, at_once: bool = False) -> Any:
         connection = self._plain()
-        connection.postroom_migrating = False
-        if self._bouncer:
-            connection.prepare_threshold = None
-        else:
-            connection.prepare_threshold = 2
-            connection.prepared_max = _MOST_NAMES
+        connection.prepares = not self._bouncer
+        if not self._bouncer:
             commit = "off" if area is Area.PROGRESS else "on"
-            connection.execute(f"SET synchronous_commit = {commit}; {self._timeouts('SET')}")
+            connection.execute("; ".join((f"SET synchronous_commit = {commit}", *self._timeouts("SET"))))
         return connection
 
     def _plain(self) -> Any:
@@ -288,12 +134,12 @@ class PostgresDialect(ServerDialect):
             )
         return connection
 
-    def _timeouts(self, how: str) -> str:
+    def _timeouts(self, how: str) -> tuple[str, ...]:
         """Locks end (I15)."""
         limits = self._limits
         return (
-            f"{how} lock_timeout = {limits.lock_timeout_ms}; "
-            f"{how} idle_in_transaction_session_timeout = {limits.idle_timeout_ms}"
+            f"{how} lock_timeout = {limits.lock_timeout_ms}",
+            f"{how} idle_in_transaction_session_timeout = {limits.idle_timeout_ms}",
         )
 
     def _fileno(self, connection: Any) -> int:
@@ -301,63 +147,60 @@ class PostgresDialect(ServerDialect):
 
     def usable(self, connection: Any) -> bool:
         idle = connection.info.transaction_status == TransactionStatus.IDLE
-        return not connection.closed and not connection.broken and idle
+        left = not connection.pgconn.pipeline_status
+        return not connection.closed and not connection.broken and idle and left
 
     # ---- transactions ----
 
-    def begin(self, connection: Any, area: Area, *, flush: bool, at_once: bool = False) -> None:
+    def begin(
+        self, connection: ImpatientConnection, area: Area, *, flush: bool, at_once: bool = False
+    ) -> None:
         lazily = area is Area.VOLATILE or (area is Area.PROGRESS and not flush)
         usual = area is Area.PROGRESS  # what the connection is set to
-        start = _BEGIN
+        first = [_BEGIN]
         if self._bouncer or lazily is not usual:
-            start += f"; SET LOCAL synchronous_commit = {'off' if lazily else 'on'}"
+            first.append(f"SET LOCAL synchronous_commit = {'off' if lazily else 'on'}")
         if self._bouncer:
-            start += f"; {self._timeouts('SET LOCAL')}"
-        if connection.postroom_migrating:
-            start += f"; SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"
-        if ";" in start:  # several at once go by the simple protocol, before the pipeline
-            connection.execute(start)
-        entered = connection.pipeline()
-        connection.postroom_pipeline = entered, entered.__enter__()
-        if ";" not in start:
-            try:
-                connection.execute(start)
-            except psycopg.Error:
-                self._leave_pipeline(connection, commit=False)
-                raise
+            first += self._timeouts("SET LOCAL")
+        if connection.migrating:
+            first.append(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+        statements = connection.statements = Statements(connection)
+        try:
+            for one in first:
+                statements.add(one)
+        except psycopg.Error:
+            self._finish(connection, commit=False)
+            raise
 
-    def end(self, connection: Any, area: Area, *, commit: bool) -> None:
-        failed = self._leave_pipeline(connection, commit)
+    def end(self, connection: ImpatientConnection, area: Area, *, commit: bool) -> None:
+        failed = self._finish(connection, commit)
         self._roll_back(connection)
         if failed is not None and commit:  # else it is being raised already
             if _was_idle(failed):
                 failed.before_commit = True  # type: ignore[attr-defined]
             raise failed
 
-    def _leave_pipeline(self, connection: Any, commit: bool) -> psycopg.Error | None:
-        """The first error of a statement on the way: none after it was run, and no commit either."""
-        failed: psycopg.Error | None = None
-        done = None
+    def _finish(self, connection: ImpatientConnection, commit: bool) -> psycopg.Error | None:
+        """Return the first error of a statement on the way: none after it was run, and no commit either."""
+        statements, connection.statements = connection.statements, None
+        assert statements is not None, "it has begun"
+        done = statements.add("COMMIT") if commit else None
         try:
-            done = connection.execute("COMMIT") if commit else None
+            statements.sync()
+            statements.leave()
         except psycopg.Error as error:
-            failed = error
-        try:
-            connection.postroom_pipeline[0].__exit__(None, None, None)
-        except psycopg.Error as error:
-            failed = failed or error
-        if failed is None and done is not None and done.statusmessage != "COMMIT":
-            failed = psycopg.errors.InFailedSqlTransaction("an error before it was passed over")
-        return failed
+            with suppress(psycopg.Error):
+                statements.leave()
+            return error
+        if done is not None and done.status != b"COMMIT":
+            return psycopg.errors.InFailedSqlTransaction("an error before it was passed over")
+        return None
 
-    def _roll_back(self, connection: Any) -> None:
+    def _roll_back(self, connection: ImpatientConnection) -> None:
         if connection.closed or connection.info.transaction_status == TransactionStatus.IDLE:
             return
-        if connection.info.transaction_status == TransactionStatus.INERROR:
-            # Prepared statements that were sent behind the one that failed: psycopg takes them for made.
-            connection._prepared.clear()
         try:
-            connection.execute("ROLLBACK")
+            connection.ask("ROLLBACK")
         except psycopg.Error:
             connection.close()
 
@@ -372,48 +215,50 @@ class PostgresDialect(ServerDialect):
 
     # ---- statements ----
 
-    def do(self, connection: Any, sql: str, args: Sequence[Any]) -> None:
-        connection.execute(self.sql(sql), args, binary=True)
-
-    def ask(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
-        cursor = connection.execute(self.sql(sql), args, binary=True)
-        self._await_answers(connection)  # the count of rows comes with them
-        return cursor
-
-    def _await_answers(self, connection: Any) -> None:
-        """With a Sync behind what was sent: without one a session whose client stands still is "active", not
-        idle in its transaction, and no limit of the server would ever end its locks (I15)."""
-        if connection.pgconn.pipeline_status:
-            connection.postroom_pipeline[1].sync()
-
-    def many(self, connection: Any, sql: str, rows: Sequence[Row]) -> None:
-        if len(rows) == 1:
-            connection.execute(self.sql(sql), rows[0])
+    def do(self, connection: ImpatientConnection, sql: str, args: Sequence[Any]) -> None:
+        if connection.statements is None:
+            connection.ask(sql, args)
         else:
-            connection.cursor().executemany(self.sql(sql), rows)
+            connection.statements.add(sql, args)
 
-    def insert(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
-        return int(self.ask(connection, sql + " RETURNING id", args).fetchone()[0])
+    def ask(self, connection: ImpatientConnection, sql: str, args: Sequence[Any]) -> Reply:
+        statements = connection.statements
+        if statements is None:
+            return connection.ask(sql, args)
+        reply = statements.add(sql, args)
+        statements.sync()
+        return reply
+
+    def many(self, connection: ImpatientConnection, sql: str, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self.do(connection, sql, row)
+
+    def insert(self, connection: ImpatientConnection, sql: str, args: Sequence[Any]) -> int:
+        row = self.ask(connection, sql + " RETURNING id", args).fetchone()
+        assert row is not None, "an insert gives an id"
+        return int(row[0])
 
     def locked(
         self,
-        connection: Any,
+        connection: ImpatientConnection,
         sql: str,
         each: Sequence[Sequence[Any]],
         then: Sequence[tuple[str, Sequence[Any]]],
     ) -> tuple[list[Row | None], list[Row], int]:
         """One round trip: each statement runs once those before it are done, so behind the locks."""
-        text = self._locking(sql)
-        locking = [connection.execute(text, args, binary=True) for args in each]
-        asked = [connection.execute(self.sql(query), args, binary=True) for query, args in then]
+        statements = connection.statements
+        assert statements is not None, "locks are of a transaction"
+        text = f"{sql}{self.for_update}"
+        locking = [statements.add(text, args) for args in each]
+        asked = [statements.add(query, args) for query, args in then]
         began = self._time.begin()
-        clock = connection.execute(self.now, binary=True)  # by itself: it runs once the locks are ours
-        self._await_answers(connection)
-        rows = [cursor.fetchone() for cursor in locking]
-        found = [row for cursor in asked for row in cursor]
+        clock = statements.add(self.now)  # by itself: it runs once the locks are ours
+        statements.sync()
+        rows = [reply.fetchone() for reply in locking]
+        found = [row for reply in asked for row in reply]
         if self.clock is not None:
             return rows, found, self.clock.now_ms()
-        now = int(clock.fetchone()[0])
+        now = int(next(iter(clock))[0])
         self._time.told(now, began)
         return rows, found, now
 
@@ -424,7 +269,7 @@ class PostgresDialect(ServerDialect):
         at, *between = timing
         ends, producer, batch = lone.arguments(at)
         args = (*ends, *between, *producer, *batch)
-        return _Sent(connection, at) if connection.start(_lone(lone.partition_id, self.now), args) else None
+        return Sent(connection, at) if connection.start(_lone(lone.partition_id, self.now), args) else None
 
     def append_lone(self, connection: Any, lone: LoneAppend) -> int | None:
         timing = self._lone_time(lone.appended_at)
@@ -434,10 +279,7 @@ class PostgresDialect(ServerDialect):
         ends, producer, batch = lone.arguments(at)
         sql, args = _lone(lone.partition_id, self.now), (*ends, *between, *producer, *batch)
         try:
-            if self._bouncer:
-                stored = self.ask(connection, sql, args).rowcount
-            else:
-                stored = connection.run(sql, _LONE_TYPES, args)
+            stored = connection.ask(sql, args).rowcount
         except (psycopg.errors.DivisionByZero, psycopg.errors.UndefinedTable):  # the topic is being deleted
             return None
         except psycopg.Error as error:
@@ -465,7 +307,7 @@ class PostgresDialect(ServerDialect):
             return 0
         known: int | None = getattr(connection, "postroom_started", None)
         if known is None or self._bouncer:  # who may have another server behind it by now
-            known = connection.postroom_started = int(self.ask(connection, _STARTED, ()).fetchone()[0])
+            known = connection.postroom_started = int(self.ask(connection, _STARTED, ()).fetchall()[0][0])
             if self._server_start not in (0, known) and known < self._met_ms:  # else it was started again
                 self._moved_ms = self.now_ms(connection)
             self._server_start = known
@@ -490,11 +332,11 @@ class PostgresDialect(ServerDialect):
     def migrating(self, connection: Any) -> Iterator[None]:
         """Locked until the transaction ends: behind PgBouncer a session's lock would outlive it."""
         patience_s, connection.patience_s = connection.patience_s, self.tuning.migration_s
-        connection.postroom_migrating = True
+        connection.migrating = True
         try:
             yield
         finally:
-            connection.postroom_migrating = False
+            connection.migrating = False
             connection.patience_s = patience_s
 
     def change(self, tx: Transaction, statement: str) -> None:
