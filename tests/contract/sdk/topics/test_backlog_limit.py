@@ -261,18 +261,26 @@ async def test_a_batch_of_unknown_fate_is_not_told_as_unstored(mq: Connection) -
     """It was stored, its receipt was lost, and then the topic was full: "nothing was stored" is no answer."""
     await mq.create_topic("orders", partitions=1, max_backlog=1)
     await mq.create_group("orders", "billing")
-    endpoint = mq._endpoint
-    append, calls, lost = endpoint.append, [], asyncio.Event()
+    endpoint, lost = mq._endpoint, asyncio.Event()
+    append, append_soon = endpoint.append, endpoint.append_soon
 
     async def losing(*args: Any, **more: Any) -> Any:
         appended = await append(*args, **more)
-        calls.append(appended)
-        if len(calls) == 1:
+        if not lost.is_set():
             lost.set()
             raise StoreUnavailable("the reply was lost")
         return appended
 
-    with mock.patch.object(endpoint, "append", losing):
+    def losing_soon(*args: Any) -> bool:
+        *asked, told = args
+
+        def answered(result: Any) -> None:
+            told(result if lost.is_set() else StoreUnavailable("the reply was lost"))
+            lost.set()
+
+        return append_soon(*asked, answered)
+
+    with mock.patch.multiple(endpoint, append=losing, append_soon=losing_soon):
         sending = asyncio.ensure_future(mq.send("orders", b"x", timeout=20))
         await lost.wait()
         await asyncio.sleep(0.1)  # it is repeated, and refused, meanwhile
