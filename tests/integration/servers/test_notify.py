@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -191,7 +191,7 @@ def test_what_is_to_be_told_while_one_is_on_its_way_is_told_once() -> None:
             self.sent: list[str] = []
             self.busy, self.go_on = threading.Event(), threading.Event()
 
-        def execute(self, sql: str) -> None:
+        def ask(self, sql: str) -> None:
             self.sent.append(sql)
             self.busy.set()
             assert self.go_on.wait(30)
@@ -199,7 +199,7 @@ def test_what_is_to_be_told_while_one_is_on_its_way_is_told_once() -> None:
         def close(self) -> None: ...
 
     slow = Slow()
-    notifier = Notifier(lambda: slow, (psycopg.Error,), DEFAULTS.tuning.store)
+    notifier = Notifier(lambda: cast(Any, slow), (psycopg.Error,), DEFAULTS.tuning.store)
     notifier.notify(Area.LOG)
     assert slow.busy.wait(30)
     for _ in range(100):

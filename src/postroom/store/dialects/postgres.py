@@ -104,7 +104,6 @@ class PostgresDialect(ServerDialect):
 
     def connect(self, area: Area, *, at_once: bool = False) -> Any:
         connection = self._plain()
-        connection.prepares = not self._bouncer
         if not self._bouncer:
             commit = "off" if area is Area.PROGRESS else "on"
             connection.execute("; ".join((f"SET synchronous_commit = {commit}", *self._timeouts("SET"))))
@@ -125,6 +124,7 @@ class PostgresDialect(ServerDialect):
             client_encoding="utf8",
         )
         connection.patience_s = (limits.lock_timeout_ms + limits.idle_timeout_ms) / 1000
+        connection.prepares = not self._bouncer
         encoding = connection.info.parameter_status("server_encoding")
         if encoding not in ("UTF8", None):
             connection.close()

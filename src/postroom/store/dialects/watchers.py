@@ -17,10 +17,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...config import Limits, StoreTuning
 from ..sql.session import Area, Row, Session
+
+if TYPE_CHECKING:
+    from .postgres_connection import ImpatientConnection
 
 __all__ = ["FileEvents", "Listener", "LookingWatcher", "Notifier", "open_events"]
 
@@ -40,7 +43,9 @@ class Notifier:
     one for each lone send a quarter of their rate. One that is lost costs a pause, never a message.
     """
 
-    def __init__(self, connect: Callable[[], Any], failures: Failures, tuning: StoreTuning) -> None:
+    def __init__(
+        self, connect: Callable[[], ImpatientConnection], failures: Failures, tuning: StoreTuning
+    ) -> None:
         self._connect, self._failures, self._tuning = connect, failures, tuning
         self._pending: set[Area] = set()
         self._wake = threading.Event()
@@ -65,7 +70,7 @@ class Notifier:
             self._thread.join(self._tuning.notifier_stop_s)
 
     def _run(self) -> None:
-        connection: Any = None
+        connection: ImpatientConnection | None = None
         sent = 0.0  # when the last one was
         while not self._closed or self._pending:
             self._wake.wait()
@@ -83,12 +88,12 @@ class Notifier:
         if connection is not None:
             connection.close()
 
-    def _send(self, connection: Any, areas: set[Area]) -> Any:
+    def _send(self, connection: ImpatientConnection | None, areas: set[Area]) -> ImpatientConnection | None:
         """The connection it went through; None: it did not, and the others look by themselves before long."""
         try:
             connection = connection or self._connect()
             for area in areas:
-                connection.execute(f"NOTIFY {_CHANNEL}, '{area.value}'")
+                connection.ask(f"NOTIFY {_CHANNEL}, '{area.value}'")
         except self._failures:
             if connection is not None:
                 connection.close()
@@ -103,7 +108,9 @@ class Listener:
     something comes, or `wake` is called: a process that has nothing to do should cost next to nothing.
     """
 
-    def __init__(self, connect: Callable[[], Any], failures: Failures, tuning: StoreTuning) -> None:
+    def __init__(
+        self, connect: Callable[[], ImpatientConnection], failures: Failures, tuning: StoreTuning
+    ) -> None:
         self._connect, self._failures, self._tuning = connect, failures, tuning
         self._connection: Any = None
         self._yes_at = 0.0  # when it last said yes
@@ -115,7 +122,7 @@ class Listener:
         try:
             if self._connection is None:
                 self._connection = self._connect()
-                self._connection.execute(f"LISTEN {_CHANNEL}")
+                self._connection.ask(f"LISTEN {_CHANNEL}")
                 return self._yes(True, True)
             told = self._told() or self._told_later()
         except self._failures:
