@@ -116,3 +116,20 @@ def test_over_tls_it_is_the_same(secure: Ground) -> None:
         assert is_sent(store, place, number, value)
     found = [piece.data[8:] for piece in read_all(store, place)][3:]
     assert found == [numbered(number, value)[8:] for number, value in enumerate(values, start=3)]
+
+
+@maria
+def test_columns_are_taken_for_what_they_are_now(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Descriptions that read the same are taken apart once; a column that was changed reads otherwise."""
+    monkeypatch.setattr(mysql_connection, "_MOST_COLUMNS", 8)
+    store, ask = ground.store(), "SELECT id, note FROM notes ORDER BY id"
+    with store.session.read(Area.LOG) as tx:
+        tx.do("CREATE TABLE notes (id INTEGER, note VARCHAR(20) CHARACTER SET utf8mb4)")
+        tx.do("INSERT INTO notes VALUES (?, ?)", 1, "Zürich")
+        assert tx.all(ask) == tx.all(ask) == [(1, "Zürich")]
+        tx.do("ALTER TABLE notes MODIFY note VARBINARY(20), MODIFY id VARCHAR(10)")
+        assert tx.all(ask) == tx.all(ask) == [("1", "Zürich".encode())]
+        for number in range(30):
+            assert tx.all(f"SELECT {number} AS column_{number}") == [(number,)]
+        assert len(tx.connection._columns) <= 8
+        assert tx.all(ask) == [("1", "Zürich".encode())]

@@ -1,4 +1,4 @@
-"""A connection of PyMySQL that can do two more things: prepare statements, and run one without waiting.
+"""A connection of PyMySQL that can do more: prepare statements, run one without waiting, know columns again.
 
 PyMySQL sends text alone, and reads every answer to its end. A lone append as text is parsed by the server
 each time, and waited for by a thread. Here it is prepared once, run by one packet with its values as they
@@ -16,11 +16,14 @@ from typing import Any, ClassVar
 
 import pymysql
 from pymysql.constants import COMMAND, CR, SERVER_STATUS
-from pymysql.protocol import MysqlPacket, OKPacketWrapper
+from pymysql.protocol import FieldDescriptorPacket, MysqlPacket, OKPacketWrapper
+
+from ...model.policy.bounds import make_room
 
 __all__ = ["MysqlConnection", "Sent"]
 
 _MOST_PREPARED = 100  # statements of a connection: the server has 16,000 for all, unless it is told otherwise
+_MOST_COLUMNS = 2_000  # of results, whose descriptions are remembered
 _REFUSED = 0  # no statement has that number
 _LARGE_BYTES = (1 << 24) - 1  # more is several packets: it is sent as text
 _AT_ONCE = 1 << 16
@@ -49,6 +52,7 @@ class MysqlConnection(pymysql.connections.Connection):  # type: ignore[misc]
         self._prepared: dict[str, int | None] = {}  # statements that were run, by number where it is known
         self._sent = False  # a statement whose answer has not come
         self._unsent, self._come = memoryview(b""), b""  # of it, and of the answer
+        self._columns: dict[bytes, FieldDescriptorPacket] = {}  # as the server describes them
         super().__init__(**address)
 
     def _create_ssl_ctx(self, asked: dict[str, Any]) -> Any:
@@ -57,6 +61,17 @@ class MysqlConnection(pymysql.connections.Connection):  # type: ignore[misc]
         if MysqlConnection._trusting is None:
             MysqlConnection._trusting = super()._create_ssl_ctx(asked)
         return MysqlConnection._trusting
+
+    def _read_packet(self, packet_type: type[MysqlPacket] = MysqlPacket) -> MysqlPacket:
+        """A column is described in each result again: what reads the same is taken apart once."""
+        if packet_type is not FieldDescriptorPacket:
+            return super()._read_packet(packet_type)
+        said = super()._read_packet().get_all_data()
+        known = self._columns.get(said)
+        if known is None:
+            make_room(self._columns, _MOST_COLUMNS)
+            known = self._columns[said] = FieldDescriptorPacket(said, self.encoding)
+        return known
 
     @property
     def patience_s(self) -> float:
