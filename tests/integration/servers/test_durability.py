@@ -51,7 +51,8 @@ class Asked:
 
         def end(connection: Any, area: Area, *, commit: bool) -> None:
             if commit:
-                (how,) = connection.execute("SELECT current_setting('synchronous_commit')").fetchone()
+                asked = dialect.ask(connection, "SELECT current_setting('synchronous_commit')", ())
+                (how,) = asked.fetchone()
                 self._seen.append(how)
             original(connection, area, commit=commit)
 

@@ -184,8 +184,9 @@ class PostgresDialect(ServerDialect):
         """Return the first error of a statement on the way: none after it was run, and no commit either."""
         statements, connection.statements = connection.statements, None
         assert statements is not None, "it has begun"
-        done = statements.add("COMMIT") if commit else None
+        done: Reply | None = None
         try:
+            done = statements.add("COMMIT") if commit else None
             statements.sync()
             statements.leave()
         except psycopg.Error as error:
