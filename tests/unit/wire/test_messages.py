@@ -59,6 +59,8 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:
         return st.integers(shape.least, shape.most)
     if kind is str and shape.longest is not None:
         return st.text(max_size=min(20, shape.longest))
+    if kind is bytes and shape.longest is not None:
+        return st.binary(max_size=min(40, shape.longest))
     if typing.get_origin(kind) is dict:
         return st.dictionaries(*map(values_of, typing.get_args(kind)), max_size=3)
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
