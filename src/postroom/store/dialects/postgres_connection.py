@@ -1,9 +1,9 @@
 """A connection of psycopg that does not wait for ever, and sends statements past its cursors.
 
-A cursor of psycopg adapts every value, keeps a state and looks at the socket for each statement: 50 us, while
-the statement itself may take 20. Here what belongs together is queued and sent in one go, up to the statement
-whose answer somebody needs (`Statements`); a lone append is one statement that whoever reads the socket when
-there is something to read can wait for (`Sent`). Statements are prepared from their second time on.
+A cursor of psycopg adapts every value, keeps a state and looks at the socket for each statement: 25 us of CPU
+more than one needs. Here what belongs together is queued and sent in one go, up to the statement whose answer
+somebody needs (`Statements`); a lone append is one statement that whoever reads the socket when there is
+something to read can wait for (`Sent`). Statements are prepared from their second time on.
 """
 
 from __future__ import annotations
