@@ -60,8 +60,8 @@ def deal(keys: Iterable[bytes], starts: tuple[int, ...]) -> list[list[int]]:
     """Return the indexes of the keys that each range of slots has. `starts`: its first slot, from 0 upwards.
 
     Where each range has whole top bytes, as ranges of even size do, one multiplication of a long number
-    spreads all keys, 64 bits for each: two thirds of the time. TypeError if one of the keys is None: a look
-    through them for that would take a tenth of it.
+    spreads all keys, 64 bits for each: two thirds of the time. TypeError if a key is None: to check that
+    first would take a tenth more.
     """
     _, range_of_byte = _ranges_of(starts)
     if range_of_byte is None:

@@ -1,4 +1,4 @@
-"""A connection of PyMySQL that can do more: prepare statements, run one without waiting, know columns again.
+"""A connection of PyMySQL that can do more: prepare statements, run one without waiting, remember columns.
 
 PyMySQL sends text alone, and reads every answer to its end. A lone append as text is parsed by the server
 each time, and waited for by a thread. Here it is prepared once, run by one packet with its values as they

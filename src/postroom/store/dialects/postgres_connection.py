@@ -29,7 +29,7 @@ __all__ = ["ImpatientConnection", "Reply", "Sent", "Statements"]
 _MOST_NAMES = 500  # statements that a connection has prepared
 _UNPREPARED = b""
 _INT, _BIGINT, _BYTES, _TEXT, _FLOAT, _UNKNOWN = 23, 20, 17, 25, 701, 0  # by their numbers in the catalog
-_HALF = 1 << 31
+_INT_END = 1 << 31  # what does not fit into an integer is a bigint
 _DONE = (ExecStatus.COMMAND_OK, ExecStatus.TUPLES_OK)
 
 Types = tuple[int, ...]
@@ -329,7 +329,9 @@ def _packed(args: Sequence[Any]) -> tuple[Types, list[bytes | None], list[int]]:
         if arg is None:
             value = None
         elif isinstance(arg, int):
-            kind = _INT if -_HALF <= arg < _HALF else _BIGINT  # functions do not take more than they need
+            kind = (
+                _INT if -_INT_END <= arg < _INT_END else _BIGINT
+            )  # functions do not take more than they need
             value = b"%d" % arg
         elif isinstance(arg, bytes | bytearray | memoryview):
             kind, value, shape = _BYTES, bytes(arg), Format.BINARY
