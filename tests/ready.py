@@ -179,7 +179,8 @@ _EMPTY_POSTGRES = """
     DECLARE name text;
     BEGIN
         PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
-        WHERE datname = current_database() AND pid <> pg_backend_pid(); -- left by a test, with a lock perhaps
+        WHERE datname = current_database() AND pid <> pg_backend_pid()
+            AND state <> 'idle'; -- left by a test, with a lock perhaps; a pool keeps the idle ones
         FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' LOOP
             IF name LIKE 'postroom\\_log\\_%' THEN
                 EXECUTE format('DROP TABLE %I', name);

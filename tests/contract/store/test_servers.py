@@ -1,4 +1,5 @@
-"""The store contract on database servers: PostgreSQL, and MariaDB for the dialect of MySQL (R7)."""
+"""The store contract on database servers: PostgreSQL, also behind a pool, and MariaDB for the dialect of
+MySQL (R7)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from postroom.address import parse
 from postroom.store import open_server
 from postroom.store.contract import Store
 from postroom.testing.store_contract import MovableClock, StoreContract
-from tests.contract.stores import dialect
+from tests.contract.stores import dialect, smoke
+from tests.servers import PgBouncer
 from tests.tuned import tuned
 
 # A watcher that is asked whether all is quiet waits for so long each time.
@@ -28,6 +30,21 @@ class TestPostgres(StoreContract):
 
     def reopen(self, tmp_path: Path, clock: MovableClock) -> Store:
         return open_server(parse(self.url), clock, QUIET)
+
+
+@smoke
+class TestPgBouncer(StoreContract):
+    """Its statements go another way: nothing is prepared, a lone batch is in a transaction."""
+
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres_ready: str, pgbouncer: PgBouncer) -> None:
+        self.url = pgbouncer.url(postgres_ready.rpartition("/")[2])
+
+    def open_store(self, tmp_path: Path, clock: MovableClock) -> Store:
+        return open_server(parse(self.url), clock)
+
+    def reopen(self, tmp_path: Path, clock: MovableClock) -> Store:
+        return open_server(parse(self.url), clock)
 
 
 @dialect

@@ -280,11 +280,11 @@ class PostgresDialect(ServerDialect):
         ends, producer, batch = lone.arguments(at)
         sql, args = _lone(lone.partition_id, self.now), (*ends, *between, *producer, *batch)
         try:
-            stored = connection.ask(sql, args).rowcount
+            stored = self.ask(connection, sql, args).rowcount
         except (psycopg.errors.DivisionByZero, psycopg.errors.UndefinedTable):  # the topic is being deleted
             return None
         except psycopg.Error as error:
-            if not self.usable(connection):  # lost on its way: it may have been committed
+            if self.commits_lone and not self.usable(connection):  # lost on its way: it may be committed
                 error.in_doubt = error.run_once = True  # type: ignore[attr-defined]
             raise
         return at if stored else None

@@ -78,6 +78,7 @@ class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused
 
     def ask(self, sql: str, args: Sequence[Any] = ()) -> Reply:
         """Run a statement outside of a transaction, or that is one by itself; return what it is answered."""
+        assert self.statements is None, "its answer would wait behind those that are not sent"
         types, values, formats = _packed(args)
         known = self.known(sql, types)
         reply = Reply(self)
