@@ -271,7 +271,9 @@ async def test_members_in_several_connections_share_it(
         consumers = [each.consumer("orders", "billing") for each in (mq, mq, other, other)]
         for consumer in consumers:
             await consumer.__aenter__()
-        polls = [asyncio.ensure_future(_drain(consumer)) for consumer in consumers]
+        taken: list[list[bytes]] = [[] for _ in consumers]
+        drained = zip(consumers, taken, strict=True)
+        polls = [asyncio.ensure_future(_drain(consumer, into)) for consumer, into in drained]
         await waiting(mq, "group:orders/billing", 2)
         await waiting(other, "group:orders/billing", 2)
         for _ in range(20):
@@ -279,7 +281,7 @@ async def test_members_in_several_connections_share_it(
             await asyncio.sleep(0.02)
         await waiting(mq, "group:orders/billing", 2)
         await waiting(other, "group:orders/billing", 2)
-        counts = [len(_got(poll)) for poll in polls]
+        counts = [len(each) for each in taken]
         for poll in polls:
             poll.cancel()
         await asyncio.gather(*polls, return_exceptions=True)
@@ -289,20 +291,11 @@ async def test_members_in_several_connections_share_it(
     assert all(counts), counts  # nobody starves
 
 
-_taken: dict[int, list[bytes]] = {}
-
-
-async def _drain(consumer: postroom.Consumer) -> None:
-    task = asyncio.current_task()
-    found = _taken.setdefault(id(task), [])
+async def _drain(consumer: postroom.Consumer, into: list[bytes]) -> None:
     while True:
         messages = await consumer.poll(max_messages=1000, wait=20)
-        found += [message.value for message in messages]
+        into += [message.value for message in messages]
         await consumer.ack(messages)
-
-
-def _got(poll: asyncio.Task[None]) -> list[bytes]:
-    return _taken.setdefault(id(poll), [])
 
 
 async def test_an_ordered_group(mq: Connection, clock: ManualClock) -> None:
@@ -333,7 +326,7 @@ async def test_an_ordered_group_shares_its_partitions_out_while_it_waits(mq: Con
         await waiting(mq, "group:orders/billing")
         assert await _held_by(mq, "ann") == 2
         async with mq.consumer("orders", "billing", member="bob") as bob:
-            polls = [asyncio.ensure_future(_drain(consumer)) for consumer in (ann, bob)]
+            polls = [asyncio.ensure_future(_drain(consumer, [])) for consumer in (ann, bob)]
             async with asyncio.timeout(20):
                 while await _held_by(mq, "ann") > 1:  # noqa: ASYNC110 - until it has handed one over
                     await asyncio.sleep(0.02)
