@@ -143,7 +143,7 @@ def test_what_is_committed_is_so_where_no_thread_can_be_started(
 
 
 def test_whoever_reads_for_long_holds_up_nobody(filled: Filled) -> None:
-    """The log cannot be begun anew meanwhile: it grows, and is short again later."""
+    """The log cannot be begun anew meanwhile, and grows; later it is, and grows no more."""
     filled.store_megabytes(4)
     with closing(sqlite3.connect(filled.path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
@@ -153,7 +153,7 @@ def test_whoever_reads_for_long_holds_up_nobody(filled: Filled) -> None:
         reader.execute("COMMIT")
     before = filled.ahead
     filled.store_megabytes(60)
-    assert filled.ahead <= before
+    assert filled.ahead < before + 32 * MB  # or as good as none, unless the thread is held up
 
 
 class Copied:
