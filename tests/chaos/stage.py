@@ -119,13 +119,18 @@ async def recovered(crew: Crew, what: str, since: float) -> None:
     """Everybody is at work again: all of them settle, and all of them send."""
     before = {role: crew.notes(role, verb) for role, verb in _WORK.items()}
 
-    def at_work() -> bool:
-        return all(
-            all(count > before[role].get(pid, 0) for pid, count in crew.notes(role, verb).items())
+    def idle() -> dict[str, int]:
+        return {
+            f"{role} {pid}": count
             for role, verb in _WORK.items()
-        )
+            for pid, count in crew.notes(role, verb).items()
+            if count <= before[role].get(pid, 0)
+        }
 
-    await until(at_work, f"work goes on after {what}")
+    try:
+        await until(lambda: not idle(), f"work goes on after {what}")
+    except TimeoutError as stuck:
+        raise TimeoutError(f"{stuck}; idle since they had done so much: {idle()}") from None
     print(f"{what}: all at work again after {time.monotonic() - since:.2f} s")
 
 

@@ -113,7 +113,10 @@ async def test_the_primary_dies_behind_a_pool_which_is_led_to_the_standby(
             await asyncio.to_thread(pool.lead_to, pair.primary)
 
         async with under_load(pool.url(pair.database), pair.url, tmp_path) as load:
-            await load.befalls("the primary died behind PgBouncer", fail_over, crash=True)
+            try:
+                await load.befalls("the primary died behind PgBouncer", fail_over, crash=True)
+            except TimeoutError as stuck:
+                raise TimeoutError(f"{stuck}; PgBouncer said:\n{pool.said()[-4000:]}") from None
 
 
 def _pool(server: PostgresServer, mode: Literal["session", "transaction"]) -> PgBouncer:

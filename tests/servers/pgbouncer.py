@@ -74,6 +74,9 @@ class PgBouncer:
         self._write()
         self._process.send_signal(signal.SIGHUP)
 
+    def said(self) -> str:
+        return (self.folder / "log").read_text()
+
     def close(self) -> None:
         """May be called twice."""
         if self._process is not None:
