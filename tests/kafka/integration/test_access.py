@@ -69,7 +69,7 @@ async def test_nobody_comes_in_with_a_wrong_token_or_without_one(mq: postroom.Co
         address = str(served.kafka)
         for more in (login("wrong"), {}):
             client = admin(address, **more)
-            with pytest.raises(Exception, match="transport failure|Timed out"):  # it goes on trying
+            with pytest.raises(Exception, match=r"transport failure|Timed out"):  # it goes on trying
                 await asyncio.to_thread(client.list_topics, None, 3)
         welcome = await asyncio.to_thread(admin(address, **login("right")).list_topics, None, PATIENCE_S)
         assert set(welcome.topics) == {"orders", "secret"}

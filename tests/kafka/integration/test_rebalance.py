@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,8 @@ class Member(threading.Thread):
             for message in client.consume(50, timeout=0.2):
                 if message.error() is None:
                     self._seen.note(message.partition(), message.offset(), message.value())
+                else:
+                    self._seen.errors[str(message.error())] += 1
             try:
                 client.commit(asynchronous=False)
             except Exception:  # left behind, or nothing to commit: it comes again
@@ -82,6 +84,7 @@ class Seen:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.values: dict[int, dict[int, bytes]] = defaultdict(dict)
+        self.errors = Counter[str]()  # that members were told
 
     def note(self, partition: int, offset: int, value: bytes) -> None:
         with self._lock:
@@ -134,8 +137,12 @@ async def run(mq: Any, brokers: list[Broker], seen: Seen, crew: list[Member]) ->
         while seen.count() < count:
             if time.monotonic() > give_up_at:
                 group = await asyncio.to_thread(store.kafka_groups.group, "billing")
+                nodes = await asyncio.to_thread(store.brokers.nodes)
                 alive = [member.is_alive() for member in crew]
-                raise TimeoutError(f"{seen.count()} of {count}; {group}, read by {alive}")
+                raise TimeoutError(
+                    f"{seen.count()} of {count}; {group}, read by {alive}, who were told {seen.errors}; "
+                    f"{nodes} of {addresses}; native groups: {await mq.groups('orders')}"
+                )
             await asyncio.to_thread(check_committed)
             await asyncio.sleep(0.02)
 
