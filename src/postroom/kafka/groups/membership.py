@@ -7,6 +7,7 @@ A name that a native group of such a topic has is not for Kafka clients (INCONSI
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -22,6 +23,8 @@ from .coordinator import Coordinator, RefusedError
 __all__ = ["GroupAccess", "Membership", "check_name"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger("postroom.kafka")
 
 _LONGEST_NAME = 249
 _MOST_PROTOCOLS = 64
@@ -113,6 +116,7 @@ class GroupAccess:
             found: T = await self._broker.in_thread(verb)
             return found
         except PostroomError as error:
+            _log.warning("the group of a Kafka client cannot be read now: %s", error)
             raise RefusedError(Code.COORDINATOR_NOT_AVAILABLE) from error
 
 
