@@ -24,10 +24,12 @@ from postroom.clock import Clock
 from postroom.config import DEFAULTS, Limits
 from postroom.store import SqlStore, open_server
 
-from .servers import MariaServer, PostgresServer
+from .servers import MariaServer, PgBouncer, PostgresServer
 from .servers.server import Server
 
-__all__ = ["Ground", "both", "ground", "mysql_ready", "opened", "postgres_ready", "ready"]
+__all__ = [
+    "Ground", "both", "ground", "mysql_ready", "opened", "postgres_pooled", "postgres_ready", "ready",
+]  # fmt: skip
 
 both = pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 
@@ -117,6 +119,12 @@ def postgres_ready(_shared_postgres: Kept) -> str:
 
 
 @pytest.fixture
+def postgres_pooled(_shared_postgres: Kept, pgbouncer: PgBouncer) -> str:
+    """The same, through PgBouncer."""
+    return pgbouncer.url(_shared_postgres.emptied(pooled=True).name)
+
+
+@pytest.fixture
 def mysql_ready(_shared_mariadb: Kept) -> str:
     return _shared_mariadb.emptied().url
 
@@ -151,21 +159,24 @@ class Kept:
             finally:
                 kept._hang_up()
 
-    def emptied(self) -> Ground:
+    def emptied(self, *, pooled: bool = False) -> Ground:
         """As after `migrate`, but for the ids, which count on."""
         if self._connection is not None:
             try:
-                self._empty()
+                self._empty(pooled)
             except (psycopg.OperationalError, pymysql.err.Error):  # the server was restarted meanwhile
                 self._hang_up()
         if self._connection is None:
             self._connection = self._ground.server.connect(self._ground.name, admin=True)
-            self._empty()
+            self._empty(pooled)
         return Ground(self._ground.server, self._ground.name)
 
-    def _empty(self) -> None:
+    def _empty(self, pooled: bool) -> None:
         with self._connection.cursor() as cursor:
-            (_empty_postgres if self._ground.kind == "postgres" else _empty_mariadb)(cursor)
+            if self._ground.kind == "postgres":
+                _empty_postgres(cursor, pooled=pooled)
+            else:
+                _empty_mariadb(cursor)
         self._connection.commit()
 
     def _hang_up(self) -> None:
@@ -180,7 +191,7 @@ _EMPTY_POSTGRES = """
     BEGIN
         PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
         WHERE datname = current_database() AND pid <> pg_backend_pid()
-            AND state <> 'idle'; -- left by a test, with a lock perhaps; a pool keeps the idle ones
+            {spared}; -- left by a test, with a lock perhaps
         FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' LOOP
             IF name LIKE 'postroom\\_log\\_%' THEN
                 EXECUTE format('DROP TABLE %I', name);
@@ -193,8 +204,9 @@ _EMPTY_POSTGRES = """
 """
 
 
-def _empty_postgres(cursor: Any) -> None:
-    cursor.execute(_EMPTY_POSTGRES)
+def _empty_postgres(cursor: Any, *, pooled: bool) -> None:
+    """`pooled`: whoever is idle belongs to a pool, which keeps it for the next test."""
+    cursor.execute(_EMPTY_POSTGRES.replace("{spared}", "AND state <> 'idle'" if pooled else ""))
 
 
 def _empty_mariadb(cursor: Any) -> None:

@@ -12,7 +12,6 @@ from postroom.store import open_server
 from postroom.store.contract import Store
 from postroom.testing.store_contract import MovableClock, StoreContract
 from tests.contract.stores import dialect, smoke
-from tests.servers import PgBouncer
 from tests.tuned import tuned
 
 # A watcher that is asked whether all is quiet waits for so long each time.
@@ -37,8 +36,8 @@ class TestPgBouncer(StoreContract):
     """Its statements go another way: nothing is prepared, a lone batch is in a transaction."""
 
     @pytest.fixture(autouse=True)
-    def _database(self, postgres_ready: str, pgbouncer: PgBouncer) -> None:
-        self.url = pgbouncer.url(postgres_ready.rpartition("/")[2])
+    def _database(self, postgres_pooled: str) -> None:
+        self.url = postgres_pooled
 
     def open_store(self, tmp_path: Path, clock: MovableClock) -> Store:
         return open_server(parse(self.url), clock)
