@@ -307,12 +307,16 @@ async def test_what_was_sealed_and_read_is_dropped(mq: Connection, clock: Manual
     await mq.split("orders", 0)
     store = broker_of(mq).store
     duty = Retention(store, DEFAULTS)
+
+    async def dropped() -> bool:
+        await asyncio.to_thread(duty.run_once)
+        return store.catalog.topic("orders").route.sealed == ()
+
     async with mq.consumer("orders", "billing", mode="ordered") as consumer:
         await take(consumer, 20)
         clock.advance(3_600_001)
         await send(mq, 20, 40)
-        await asyncio.to_thread(duty.run_once)
-        assert store.catalog.topic("orders").route.sealed == ()
+        await until(dropped)  # the broker's own duty may be halfway through it
         await take(consumer, 20)
     async with mq.consumer("orders", "new", mode="ordered", start="earliest") as consumer:
         assert numbers(await take(consumer, 20)) == list(range(20, 40))
