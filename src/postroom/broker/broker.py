@@ -11,16 +11,14 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 from ..address import Address
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
-from ..endpoint.endpoint import Told
 from ..endpoint.values import (
     Beat,
     DeadLetters,
@@ -33,11 +31,9 @@ from ..endpoint.values import (
     StoppedMessage,
     TopicInfo,
 )
-from ..errors import PartitionSealed, PostroomError, StoreUnavailable, UsageError
-from ..model.access import Principal, kafka_producer, producer_of
+from ..model.access import Principal
 from ..model.delivery.delivery import Span
-from ..model.messages.batch import BatchHeader, TopicBounds, read_header, verify
-from ..model.messages.ids import digests_of
+from ..model.messages.batch import TopicBounds
 from ..model.messages.requests import ReplyTopic
 from ..model.policy.bounds import Positions, make_room
 from ..model.policy.rate import Rate
@@ -45,8 +41,7 @@ from ..model.policy.settings import GroupWish, Start, TopicSettings
 from ..model.policy.slow_lane import LaneInfo, LaneView, Seen
 from ..model.topology.route import Change, Route
 from ..store import open_store
-from ..store.contract import Append, Appended, News, Store, StoredBatch, Topic
-from ..store.contract.values import Drawn
+from ..store.contract import News, Store, StoredBatch, Topic
 from ..tasks import SingleFlight
 from .access import InThread
 from .audit import AuditVerbs, ForgetAudit
@@ -75,9 +70,10 @@ from .moves.schedule import DelayedVerbs
 from .moves.staged import FinishDecisions, Publisher, StagingVerbs, StagingWork
 from .moves.unreadable import CheckBatches, letter_box
 from .presence import Presence
+from .publish.append import AppendVerbs
 from .publish.backlog import BacklogGate
-from .publish.rates import Quotas, RateGate, Share
-from .shard_workers import ShardWork, never_stored
+from .publish.rates import Quotas
+from .shard_workers import ShardWork
 from .topology.catalog_cache import CatalogCache, Listing
 from .topology.conversions import ConversionVerbs
 from .topology.groups import Groups, Resets
@@ -92,8 +88,6 @@ __all__ = ["Broker", "open_endpoint"]
 _log = logging.getLogger("postroom.broker")
 
 _MOST_ENDS = 50_000  # partitions whose ends are remembered; whoever waits for another is woken once more
-_NOT_COUNTED: AbstractContextManager[None] = nullcontext()  # of a topic without a limit on its backlog
-_AT_ONCE_BYTES = 16 * 1024  # of a batch that is opened here; larger ones are opened in a thread
 
 
 async def open_endpoint(
@@ -117,7 +111,7 @@ async def open_endpoint(
     return broker
 
 
-class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs, PollVerbs):
+class Broker(AppendVerbs, StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs, PollVerbs):
     def __init__(self, store: Store, clock: Clock, limits: Limits = DEFAULTS) -> None:
         self.store, self.now_ms, self.reached_ms = store, store.now_ms, store.now_ms
         self._clock, self._loop = clock, asyncio.get_running_loop()
@@ -125,7 +119,7 @@ class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs
         shards = len(store.parts())  # one that hangs does not take all threads
         self._workers = Workers(limits.reader_threads * shards, "postroom-worker", store.at_once)
         self._in_thread = self._workers.run
-        self._looks = SingleFlight(self._in_thread)
+        self._flights = SingleFlight(self._in_thread)
         self._catalog = CatalogCache(store.catalog, lasting=shards > 1, fresh_s=tuning.catalog_fresh_s)
         self._tail = TailCache(limits.tail_cache_bytes)
         self._deliveries = Deliveries(store, self._catalog, self._tail, limits.far_retry_ms)
@@ -166,24 +160,21 @@ class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs
         store.on_return(self._shard_returned)
         self._unsubscribe = clock.subscribe(self._clock_moved)
         cautious = cautious_time(store, clock)
+        self._replies = Replies(store, limits, self._admin.delete_topic, self._catalog.forget)
+        self._check = CheckBatches(store, tuning)
         duties: list[Duty] = [
             DropLogs(store, limits),
             ForgetProducers(store, limits, cautious),
             CutStrays(store),
-        ]
-        duties += [
             Retention(store, limits, self.listing, cautious),
             ExpireGroups(store, self._groups.forget, self.listing, cautious, tuning),
             ExpireKafkaGroups(store, self.listing, tuning),
             FinishChanges(store, self._routes, self.listing),
-        ]
-        self._replies = Replies(store, limits, self._admin.delete_topic, self._catalog.forget)
-        duties += [
             FinishDecisions(store, publisher, limits),
             ForgetReplies(store, limits, self._replies.drop, self.listing),
+            ForgetAudit(store, limits, cautious),
+            self._check,
         ]
-        self._check = CheckBatches(store, tuning)
-        duties += [ForgetAudit(store, limits, cautious), self._check]
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread, cautious)
         self._identity_key: bytes | None = None
         self._holders_timer: asyncio.TimerHandle | None = None
@@ -370,115 +361,6 @@ class Broker(StagingVerbs, FetchVerbs, ConversionVerbs, DelayedVerbs, AuditVerbs
         return await self._quotas.listed()
 
     # ---- log ----
-
-    async def append(
-        self,
-        topic: str,
-        partition_id: int,
-        batch: bytes,
-        *,
-        due_at: int = 0,
-        ids: bytes = b"",
-        producer: str = "",
-        drawn: Drawn | None = None,
-        owner: str = "",
-        in_line: asyncio.Event | None = None,
-    ) -> Appended:
-        """`owner`: the principal whose producer this is; "" is somebody in this process (I23). `in_line`: of
-        a Kafka client, whose sequences are of their own kind (I28); it is set when the batch is queued."""
-        header = verify(batch)
-        if header.control:
-            raise UsageError("control batches are Postroom's own; send messages")
-        producer_id, counted = header.producer_id, _NOT_COUNTED
-        try:
-            if producer_id >= 0 and (owner or in_line is not None):
-                producer_id = producer_of(await self.identity_key(), owner, producer_id)
-                producer_id = producer_id if in_line is None else kafka_producer(producer_id)
-            known = await self._topic(topic)
-            if self._backlog.limits(known.settings) and self._backlog.is_now(due_at):
-                counted = await self._backlog.pass_through(known, header.records, header.size)
-        except StoreUnavailable as error:
-            raise never_stored(error) from None
-        append = Append(partition_id, batch, due_at, ids, known.settings.dedup_ms, drawn, producer_id, header)
-        with counted:
-            return await self._append_within_rates(known, append, producer, in_line)
-
-    async def _append_within_rates(
-        self, topic: Topic, append: Append, producer: str, in_line: asyncio.Event | None
-    ) -> Appended:
-        header, passed = append.header or read_header(append.batch), list[tuple[RateGate, Share]]()
-        if not self._quotas.off:
-            try:
-                passed = await self._quotas.pass_through(topic.name, producer, header.records, header.size)
-            except StoreUnavailable as error:
-                raise never_stored(error) from None
-        if append.dedup_ms or append.due_at or append.ids:
-            append = await self._with_ids(append, header)
-        try:
-            found = self._work.writer_of(append.partition_id)
-            writer = found or await self._work.find_writer(append.partition_id)
-            storing = writer.append(append, (topic.id, cast(int, append.producer_id)))
-            if in_line is not None:
-                in_line.set()
-            return await storing
-        except PostroomError as error:
-            self._quotas.put_back(passed)
-            if isinstance(error, PartitionSealed):
-                self._route_changed()
-                await self._help.met_seal(topic.name, append.partition_id, error)
-            raise
-
-    async def _with_ids(self, append: Append, header: BatchHeader) -> Append:
-        """Return it with the ids of its messages where they are looked at, and without where they are not."""
-        ids, wanted = append.ids, append.dedup_ms or append.due_at
-        if wanted and not ids:  # the sender does not know that they are
-            small = header.compression == "none" and header.size <= _AT_ONCE_BYTES
-            ids = digests_of(append.batch) if small else await self._in_thread(digests_of, append.batch)
-        if not wanted or not ids.strip(b"\0"):  # or not one has an id
-            ids = b""
-        return append if ids == append.ids else replace(append, ids=ids)
-
-    def append_soon(
-        self,
-        topic: str,
-        partition_id: int,
-        batch: bytes,
-        producer: str,
-        told: Told,
-        *,
-        owner: str | None = None,
-        gone: Callable[[], bool] | None = None,
-    ) -> bool:
-        """The short way of a batch, which must not overtake those who wait for what is looked up (I3).
-
-        `owner`: the principal whose producer has made it, "" is anybody (I23); None: a producer of this
-        process, and nothing of it is checked again. `gone`: whether its sender does not wait any more.
-        """
-        known: Topic | None = self._catalog.known(("topic", topic))
-        if known is None or self._looks.busy(topic) or not self._quotas.off:
-            return False
-        settings, writer = known.settings, self._work.writer_of(partition_id)
-        if writer is None or settings.dedup_ms or self._backlog.limits(settings):
-            return False
-        header = read_header(batch) if owner is None else verify(batch)
-        producer_id = header.producer_id
-        if owner and producer_id >= 0:
-            if self._identity_key is None:
-                return False
-            producer_id = producer_of(self._identity_key, owner, producer_id)
-        append = Append(partition_id, batch, producer_id=producer_id, header=header)
-        (writer.queue if owner is None else writer.queue_soon)(append, (known.id, producer_id), told, gone)
-        return True
-
-    async def identity_key(self) -> bytes:
-        """What ids of principals' producers are told apart by; asked of the store once."""
-        if self._identity_key is None:
-            self._identity_key = await self._in_thread(self.store.access.key)
-        return self._identity_key
-
-    async def _topic(self, name: str) -> Topic:
-        known: Topic | None = self._catalog.known(("topic", name))
-        return await self._looks.look(name, known, self._catalog.topic, name)
 
     async def catalog_topic(self, name: str, *, fresh: bool = False) -> Topic:
         """The topic as the catalog has it; `fresh`, as it is now."""

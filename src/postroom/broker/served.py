@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from ..address import Address
 from ..endpoint.asking import AskingEndpoint
-from ..endpoint.endpoint import Endpoint, OnSettled, Told
+from ..endpoint.endpoint import Endpoint, LoneAppends, OnSettled, Told
 from ..endpoint.operations import Operation
 from ..endpoint.values import Beat, Fetched, Grant, Held, PollReply, PollRequest, Settle, SettleReply
 from ..errors import PostroomError
@@ -239,6 +239,10 @@ class MeteredBroker(AskingEndpoint):
 
         return self.itself.append_soon(topic, partition_id, batch, producer, counted, **more)
 
+    def lone_append(self, topic: str, partition_id: int) -> LoneAppends | None:
+        lone = self.itself.lone_append(topic, partition_id)
+        return None if lone is None else _MeteredLone(self, topic, lone)
+
     def _count_stored(self, topic: str, batch: bytes, stored: Appended, due_at: int = 0) -> None:
         figures, label = self.figures, (topic_label(topic),)
         header = read_header(batch)
@@ -314,6 +318,22 @@ class MeteredBroker(AskingEndpoint):
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
         with _Counted(self.figures, "beat"):
             return self.itself.beat(beats)
+
+
+class _MeteredLone:
+    """Lone batches of a topic. What was tried in vain is counted when it is known what became of it."""
+
+    def __init__(self, broker: MeteredBroker, topic: str, lone: LoneAppends) -> None:
+        self._broker, self._topic, self._lone = broker, topic, lone
+        self.yielded = lone.yielded
+
+    def store_alone(self, partition_id: int, batch: bytes) -> Appended | None:
+        began = time.perf_counter()
+        stored = self._lone.store_alone(partition_id, batch)
+        if stored is not None:
+            self._broker.figures.ended("append", time.perf_counter() - began, None)
+            self._broker._count_stored(self._topic, batch, stored)
+        return stored
 
 
 _last = attrgetter("last_offset")

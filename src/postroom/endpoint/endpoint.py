@@ -47,13 +47,24 @@ from .values import (
     UnparkRequest,
 )
 
-__all__ = ["Endpoint", "OnSettled", "Told"]
+__all__ = ["Endpoint", "LoneAppends", "OnSettled", "Told"]
 
 OnSettled: TypeAlias = Callable[[SettleReply], None]
 """Is told what became of verdicts that went with a poll."""
 
 Told: TypeAlias = Callable[[Appended | PostroomError], None]
 """Is told what became of a batch."""
+
+
+class LoneAppends(Protocol):
+    """Stores batches that come one at a time, each in the call of its sender."""
+
+    def store_alone(self, partition_id: int, batch: bytes) -> Appended | None:
+        """Store a batch before anything else happens. None: the same bytes go by `append_soon` or `append`,
+        which find out what became of them (I3)."""
+
+    def yielded(self) -> None:
+        """Called by the sender of what was stored, once others have had a turn of the loop."""
 
 
 class Endpoint(Protocol):
@@ -119,6 +130,11 @@ class Endpoint(Protocol):
         be told; `append` waits for what there is to wait for.
         """
         return False
+
+    def lone_append(self, topic: str, partition_id: int) -> LoneAppends | None:
+        """Return how a batch of this process is stored at once; None: others send just now, or something has
+        to be waited for. It is used at once, or not at all."""
+        return None
 
     async def cancel(self, topic: str, id: str) -> bool:
         """Take back a delayed message; False if it is not waiting any more."""

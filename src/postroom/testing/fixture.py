@@ -193,6 +193,7 @@ def capture(mq: Connection | sync.Connection) -> Captured:
         return bool(append_soon(topic, partition_id, batch, producer, answered))
 
     endpoint.append, endpoint.append_soon = recording, recording_soon
+    endpoint.lone_append = lambda topic, partition_id: None  # all go by these
     return captured
 
 

@@ -12,8 +12,7 @@ import uvloop
 
 from postroom.broker.deliver.poll_queue import Permit, PollQueue
 from postroom.broker.waiters import Key, Waiters
-from postroom.client.producer.parcel import Parcel
-from postroom.client.producer.router import UnroutedParcels
+from postroom.client.producer.parcel import Parcel, UnroutedParcels
 from postroom.config import DEFAULTS
 from postroom.errors import SendTimeout, StoreBusy, UnknownGroup
 

@@ -180,6 +180,87 @@ async def test_what_clients_have_just_sent_is_told_that_it_is_closed(watched: Wa
     await closing
 
 
+# ---- alone: stored in the call of its sender ----
+
+
+async def lone_writer(watched: Watched, told: list[dict[int, int]] | None = None) -> Writer:
+    """One to which batches have come one at a time for a while."""
+    tell = (lambda ends: None) if told is None else told.append
+    writer = Writer(watched, TailCache(10_000_000), EASY, tell, at_once=True)  # type: ignore[arg-type]
+    assert not writer.alone()
+    for number in range(10):
+        await writer.append(sent(number))
+    assert writer.alone()
+    return writer
+
+
+async def test_what_comes_alone_is_stored_in_the_call(watched: Watched) -> None:
+    told: list[dict[int, int]] = []
+    writer = await lone_writer(watched, told)
+    await asyncio.sleep(0)
+    told.clear()
+    for number in (10, 11):
+        assert writer.alone()
+        stored = writer.store_alone(1, sent(number).batch)
+        assert stored is not None and stored.base_offset == number and not told
+        await asyncio.sleep(0)
+        assert not told  # before those who poll are woken, the sender has its answer
+        writer.yielded()
+        assert told.pop() == {1: number + 1}
+    assert writer._tail.reaches(1, 12)
+    await writer.close()
+
+
+async def test_a_second_one_in_the_same_turn_is_one_commit_with_the_others(watched: Watched) -> None:
+    writer = await lone_writer(watched)
+    assert writer.store_alone(1, sent(10).batch) is not None
+    assert not writer.alone()
+    writer.yielded()
+    assert not writer.alone()  # not before batches come alone for a while again
+    await asyncio.gather(*(writer.append(sent(number)) for number in range(11, 20)))
+    assert watched.stored[-2:] == [(True, 1), (True, 9)]
+    assert not writer.alone()
+    await writer.close()
+
+
+async def test_nothing_is_stored_in_the_call_ahead_of_what_is_queued(watched: Watched) -> None:
+    writer = await lone_writer(watched)
+    queued = writer.append(sent(10))
+    assert not writer.alone()
+    assert (await queued).base_offset == 10
+    await writer.close()
+    assert not writer.alone()
+
+
+async def test_what_was_tried_alone_in_vain_is_queued_and_stored_once(watched: Watched) -> None:
+    writer = await lone_writer(watched)
+    store = watched.append_at_once
+
+    def lost(appends: Sequence[Append]) -> list[Appended | PostroomError] | None:
+        store(appends)
+        raise RuntimeError("it is stored, and nobody knows")
+
+    watched.append_at_once = lost  # type: ignore[method-assign]
+    assert writer.store_alone(1, sent(10).batch) is None
+    assert not writer.alone()
+    watched.append_at_once = store  # type: ignore[method-assign]
+    found = await writer.append(sent(10))
+    assert (found.base_offset, found.duplicate) == (10, True)
+    assert watched.log.bounds([1])[1].end == 11
+    await writer.close()
+
+
+async def test_a_large_one_or_one_on_a_slow_disk_is_not_stored_in_the_call(watched: Watched) -> None:
+    writer = await lone_writer(watched)
+    assert writer.store_alone(1, sent(10, size=70_000).batch) is None
+    for number in range(10, 20):
+        await writer.append(sent(number))
+    assert writer.alone()
+    writer._slow_until = time.perf_counter() + 3600
+    assert writer.store_alone(1, sent(20).batch) is None
+    await writer.close()
+
+
 # ---- to a server: sent in the event loop, which is told of the answer ----
 
 

@@ -95,6 +95,8 @@ class FakeEndpoint:
         self.calls: list[tuple[str, object]] = []
         self.short_way = False  # batches are queued, and the producer is told (`append_soon`)
         self.queued: set[asyncio.Task[Appended]] = set()
+        self.at_once = False  # batches that come alone are stored in the call (`lone_append`)
+        self.turn_used = False  # one was, in this turn of the loop
         self.settled: list[list[Settle]] = []
         self.together: list[tuple[list[Settle], PollRequest]] = []  # settled with a poll
         self.delayed: list[tuple[int, int, bytes, bytes]] = []  # partition id, due moment, batch, ids
@@ -156,6 +158,28 @@ class FakeEndpoint:
             self.queued.add(task)
             task.add_done_callback(partial(self._tell, told))
         return self.short_way
+
+    def lone_append(self, topic: str, partition_id: int) -> FakeEndpoint | None:
+        return self if self.at_once and not self.turn_used and not self.queued else None
+
+    def store_alone(self, partition_id: int, batch: bytes) -> Appended | None:
+        if self.on["append"] or self.after["append"]:  # what is to happen to it happens on the other way
+            return None
+        try:
+            appended = self._append(partition_id, batch)
+        except PostroomError:
+            return None
+        self.calls.append(("append", batch))
+        self.turn_used = True
+        return appended
+
+    def yielded(self) -> None:
+        self.turn_used = False
+        self.news.set()
+
+    def go(self, way: str) -> None:
+        """Take batches by the long way, by the short one, or at once where they come alone."""
+        self.short_way, self.at_once = way != "long way", way == "at once"
 
     def _tell(self, told: Told, task: asyncio.Task[Appended]) -> None:
         self.queued.discard(task)

@@ -24,6 +24,7 @@ LOCAL = {
     "reached_ms",
     "close",
     "append_soon",
+    "lone_append",
 }  # no operations: answered without asking, or only in the same process
 METHODS = {
     name: method for name, method in vars(Endpoint).items() if not name.startswith("_") and name not in LOCAL

@@ -14,6 +14,8 @@ for the one under way, and for its own.
 What comes while nothing is under way, and is little, is stored in the event loop, where the store can do that
 and its commits are quick: to hand it to the thread and back costs more than to store it. A commit that takes
 its time sends the next ones to the thread, for longer each time: a slow disk holds up the loop once a second.
+Where batches have come one at a time for a while, the next is stored in the very call of its sender, who need
+not wait for a turn of the loop; not a second one in the same turn: those who send together share a commit.
 Where the store is a server, a batch that is alone is sent in the event loop, which is told when the answer
 comes. What arrives meanwhile waits for it; then it is one commit, in the thread. What fails on either way is
 given to the thread, which finds out whether it was stored (I3).
@@ -45,6 +47,7 @@ __all__ = ["LineKey", "Writer"]
 _SMALLER = 4
 _LATE = 4  # times as long as a quick commit: too late to be forgiven
 _FEW, _LITTLE_BYTES = 16, 64 * 1024  # batches that may be stored in the event loop, and their bytes
+_ALONE = 8  # commits in the loop of one batch each, in a row: the next comes alone, too
 
 LineKey = tuple[int, int]
 """A topic, and a producer of it."""
@@ -100,6 +103,9 @@ class Writer:
         self._quick_s, self._pauses = limits.tuning.broker.commit_quick_s, limits.tuning.broker.commit_pauses
         self._slow, self._slow_until = 0, 0.0  # commits in the loop, in a row
         self._at_once = at_once
+        self._lone = 0  # commits in the loop of one batch each, in a row
+        self._just_stored = False  # one was stored in its sender's call, in this turn of the loop
+        self._lone_ends: dict[int, int] = {}
         self._arrived: list[_PendingAppend] = []  # in this turn of the loop, or while one is being sent
         self._sending: _Sending | None = None  # then the thread has nothing to do
         self._watch: asyncio.TimerHandle | None = None  # the next look at it
@@ -189,13 +195,50 @@ class Writer:
 
     def _store_here(self, group: list[_PendingAppend]) -> bool:
         """Store them in the event loop. False: the thread is to do it, and finds out what became of them."""
+        self._lone = self._lone + 1 if len(group) == 1 else 0
         if len(group) > _FEW or self._pending_bytes > _LITTLE_BYTES:
             return False
-        if time.monotonic() < self._slow_until:
+        appends = [pending.append for pending in group]
+        results = self._stored_here(appends)
+        if results is None:
             return False
+        self._answer(group, results, self._remember(appends, results))
+        return True
+
+    def alone(self) -> bool:
+        """Return whether the next batch is to be stored in the call of its sender (`store_alone`)."""
+        if self._lone < _ALONE or self._closed or not self._at_once:
+            return False
+        if self._just_stored or self._pending_bytes:
+            self._lone = 0
+            return False
+        return True
+
+    def store_alone(self, partition_id: int, batch: bytes) -> Appended | None:
+        """Store a batch of this process before anything else happens, if it is `alone`. None: it is to be
+        queued, as it is: that finds out what became of it (I3)."""
+        header = read_header(batch)
+        append = Append(partition_id, batch, producer_id=header.producer_id, header=header)
+        results = self._stored_here([append]) if len(batch) <= _LITTLE_BYTES else None
+        stored = results[0] if results is not None else None
+        if results is None or not isinstance(stored, Appended):
+            self._lone = 0
+            return None
+        self._just_stored, self._lone_ends = True, self._remember([append], results)
+        return stored
+
+    def yielded(self) -> None:
+        """Called by the sender of what was stored alone: only now it is told to those who poll."""
+        self._just_stored = False
+        self._appended(self._lone_ends)
+
+    def _stored_here(self, appends: list[Append]) -> list[Appended | PostroomError] | None:
+        """Return what became of them; None: the thread is to store them, or finds out what became of them."""
         began = time.perf_counter()
+        if began < self._slow_until:
+            return None
         try:
-            results = self._log.append_at_once([pending.append for pending in group])
+            results = self._log.append_at_once(appends)
         except Exception:
             results = None  # the thread meets it again, and tells
         took = time.perf_counter() - began
@@ -204,12 +247,10 @@ class Writer:
         else:  # one that is a little late is forgiven: in the thread all wait for the interpreter
             self._slow += 1 if took <= _LATE * self._quick_s else 2
             if self._slow > 1:
-                self._slow_until = time.monotonic() + self._pauses.after(self._slow - 1)
-        if results is None:
-            return False
-        self._count(group, took)
-        self._answer(group, results, self._remember(group, results))
-        return True
+                self._slow_until = began + took + self._pauses.after(self._slow - 1)
+        if results is not None:
+            self._count(appends, took)
+        return results
 
     # ---- to a server ----
 
@@ -272,14 +313,15 @@ class Writer:
             self._queue.put(group + self._arrived)
             self._arrived = []
             return
-        self._count(group, time.perf_counter() - sending.began)
-        self._answer(group, [result], self._remember(group, [result]))
+        appends = [pending.append for pending in group]
+        self._count(appends, time.perf_counter() - sending.began)
+        self._answer(group, [result], self._remember(appends, [result]))
         if self._arrived:
             self._store_arrived()
 
-    def _count(self, group: list[_PendingAppend], seconds: float) -> None:
+    def _count(self, appends: Sequence[Append], seconds: float) -> None:
         if self.committed is not None:
-            self.committed(len(group), sum([len(w.append.batch) for w in group]), seconds)
+            self.committed(len(appends), sum([len(append.batch) for append in appends]), seconds)
 
     async def close(self) -> None:
         """Store what waits in the queue, then end."""
@@ -303,10 +345,10 @@ class Writer:
         while not self._ended or self._turns:
             group = self._gather()
             if group:
-                began = time.perf_counter()
-                results = self._store([w.append for w in group])
-                self._count(group, time.perf_counter() - began)
-                stored = self._remember(group, results)
+                began, appends = time.perf_counter(), [pending.append for pending in group]
+                results = self._store(appends)
+                self._count(appends, time.perf_counter() - began)
+                stored = self._remember(appends, results)
                 self._loop.call_soon_threadsafe(self._answer, group, results, stored)
 
     def _gather(self) -> list[_PendingAppend]:
@@ -352,18 +394,18 @@ class Writer:
         return results
 
     def _remember(
-        self, group: list[_PendingAppend], results: list[Appended | PostroomError]
+        self, appends: Sequence[Append], results: Sequence[Appended | PostroomError]
     ) -> dict[int, int]:
+        """Keep what was stored for readers, and return the new ends of partitions."""
         ends: dict[int, int] = {}
-        for pending, result in zip(group, results, strict=True):
-            if isinstance(result, Appended) and pending.append.due_at:
-                self.scheduled(pending.append.due_at)
+        for append, result in zip(appends, results, strict=True):
+            if isinstance(result, Appended) and append.due_at:
+                self.scheduled(append.due_at)
             elif isinstance(result, Appended) and not result.duplicate and result.base_offset >= 0:
-                batch, partition_id = pending.append.batch, pending.append.partition_id
-                header = pending.append.header or read_header(batch)
+                partition_id, header = append.partition_id, append.header or read_header(append.batch)
                 records = header.records - len(result.repeats)
                 if not result.repeats:  # else what is stored is another batch
-                    data = pending.append.at(result.base_offset)
+                    data = append.at(result.base_offset)
                     stored = StoredBatch(result.base_offset, records, result.appended_at, data)
                     self._tail.add(partition_id, stored)
                 ends[partition_id] = result.base_offset + records

@@ -29,13 +29,15 @@ from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
 from ...config import DEFAULTS, ClientTuning
-from ...endpoint.endpoint import Endpoint
+from ...endpoint.endpoint import Endpoint, LoneAppends
 from ...errors import ClosedError, PartitionSealed, PostroomError, SendTimeout, UnknownFate
 from ...model.messages.batch import BatchBuilder
 from ...model.messages.compression import AUTO
 from ...model.messages.sequence import next_sequence
 from ...model.topology.route import Range
 from ...store.contract import Appended
+from ..codec import Entry
+from ..message import Receipt
 from ..tracing import of_batch
 from .appending import (
     MOVED,
@@ -115,6 +117,29 @@ class Accumulator:
         self._bytes += parcel.size
         if not self._awake and self._may_leave():
             self._wake_soon()
+
+    def store_alone(self, entry: Entry, now_ms: int, lone: LoneAppends) -> Receipt | bytes:
+        """Store one message in this very call, while nothing of the producer is under way.
+
+        Bytes: they were tried, and go on by `take_over`.
+        """
+        builder = BatchBuilder(self._router.compression, self._batching.batch_bytes)
+        builder.extend(now_ms, (entry,))
+        batch = builder.build(self._producer_id, self._epoch, self._sequence)
+        where = self.where
+        stored = lone.store_alone(where.partition_id, batch)
+        if stored is None:
+            return batch
+        self._sequence = next_sequence(self._sequence, 1)
+        self._left += 1
+        self._router.batch_left(where)
+        return Receipt(
+            self._topic, where.partition, stored.base_offset, stored.duplicate, None, None, where.partition_id
+        )
+
+    def take_over(self, parcel: Parcel, data: bytes) -> None:
+        """Go on with a message that `store_alone` has tried: its batch is under way."""
+        self.hand_over(self._leaves([parcel], data, self._sequence, 1))
 
     def flush(self) -> None:
         """Do not linger for what is here now."""
@@ -213,12 +238,15 @@ class Accumulator:
         self._flushing = self._flushing and bool(self._pending)
         if not parcels:
             return None
-        if self._batching.confirm:
-            data = builder.build(self._producer_id, self._epoch, self._sequence)
-            batch = self._under_way(parcels, data, self._sequence)
-            self._sequence = next_sequence(self._sequence, builder.count)
-        else:
-            batch = self._under_way(parcels, builder.build(), -1)
+        if not self._batching.confirm:
+            return self._leaves(parcels, builder.build(), -1, 0)
+        data = builder.build(self._producer_id, self._epoch, self._sequence)
+        return self._leaves(parcels, data, self._sequence, builder.count)
+
+    def _leaves(self, parcels: list[Parcel], data: bytes, sequence: int, count: int) -> InFlight:
+        """A batch is under way from now on. `count`: its messages, if they count in the sequence."""
+        batch = self._under_way(parcels, data, sequence)
+        self._sequence = next_sequence(self._sequence, count)
         for parcel in parcels:
             parcel.call.left += len(parcel.entries)
         self._in_flight[batch] = None

@@ -20,7 +20,7 @@ from ...model.topology.route import Range
 from ..codec import Entry, Packed, as_datetime
 from ..message import Receipt
 
-__all__ = ["NOT_SENT", "Call", "OneWay", "Parcel", "Room", "ids_of"]
+__all__ = ["NOT_SENT", "Call", "OneWay", "Parcel", "Room", "UnroutedParcels", "ids_of"]
 
 
 NOT_SENT = "the time was over before the message left: nothing was stored, it may be sent again"
@@ -256,3 +256,59 @@ class Room:
 
     def _fits(self, size: int) -> bool:
         return not self.taken or self.taken + size <= self._limit
+
+
+class UnroutedParcels:
+    """Messages that have no partition to go to now, in the order they were sent.
+
+    Decides nothing about when they go on; only that each fails at its own deadline, surely not stored. Must
+    never let one out before its turn: what a partition gives back was sent before whatever is here (I4).
+    """
+
+    __slots__ = ("_expires_at", "_parcels", "_timer", "_too_late")
+
+    def __init__(self, too_late: Callable[[], PostroomError]) -> None:
+        self._too_late = too_late  # what those are told whose time is over
+        self._parcels: list[Parcel] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._expires_at = 0.0  # a timer of uvloop that is due at once does not know
+
+    def __len__(self) -> int:
+        return len(self._parcels)
+
+    def add(self, parcel: Parcel) -> None:
+        self._parcels.append(parcel)
+        self._wake_at(parcel.call.deadline)
+
+    def add_first(self, parcels: Sequence[Parcel]) -> None:
+        if parcels:
+            self._parcels[:0] = parcels
+            self._wake_at(min(parcel.call.deadline for parcel in parcels))
+
+    def take(self) -> list[Parcel]:
+        """Return all of them; none is left here."""
+        taken, self._parcels = self._parcels, []
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        return taken
+
+    def _wake_at(self, deadline: float) -> None:
+        if self._timer is not None:
+            if self._expires_at <= deadline:
+                return
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(deadline, self._expire)
+        self._expires_at = deadline
+
+    def _expire(self) -> None:
+        now = asyncio.get_running_loop().time()
+        late: list[Parcel] = []
+        kept: list[Parcel] = []
+        for parcel in self.take():
+            (late if parcel.call.deadline <= now else kept).append(parcel)
+        self.add_first(kept)
+        if late:
+            error = self._too_late()
+            for parcel in late:
+                parcel.failed(error)

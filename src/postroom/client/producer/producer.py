@@ -12,10 +12,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from ...config import DEFAULTS, SLOTS
-from ...endpoint.endpoint import Endpoint
+from ...endpoint.endpoint import Endpoint, LoneAppends
 from ...errors import ClosedError, InvalidSetting, PostroomError, SendTimeout, UsageError
 from ...model.topology.route import Route
 from ...units import Duration, Moment, duration_ms
@@ -23,7 +23,7 @@ from ..codec import Packed, as_datetime, due_at, listed, pack, pack_all
 from ..message import Message, Receipt, Value
 from ..owner_check import Guard
 from ..tracing import posting, sending
-from .accumulator import Batching
+from .accumulator import Accumulator, Batching
 from .appending import last_error
 from .parcel import Call, OneWay, Parcel, Room
 from .router import Router
@@ -92,8 +92,15 @@ class Producer:
         With `delay` or `at` it is stored aside and delivered then; `cancel` takes it back until then. A
         repeat of an `id` is dropped if the topic has a `dedup_window`, and only then.
         """
-        packed = self._packed(Message(value, key, headers, id, source, expires), delay, at, slot)
-        receipt: Receipt = await self._sent(packed, slot, timeout, single=True)
+        self._guard.check()
+        now_ms = self._endpoint.now_ms()
+        packed = self._packed(Message(value, key, headers, id, source, expires), delay, at, slot, now_ms)
+        span = sending(self.topic, packed)
+        if span is None and slot is None and not self._unresolved:
+            lone = self._lone(packed, timeout)
+            if lone is not None:
+                return await self._send_alone(packed, timeout, now_ms, *lone)
+        receipt: Receipt = await self._sent(packed, span, slot, timeout, single=True)
         return receipt
 
     async def send_many(
@@ -114,7 +121,8 @@ class Producer:
         packed = pack_all(listed(messages), now_ms, due, check_slot(slot), reached_ms)
         if not packed.entries:
             return []
-        found: list[Receipt] = await self._sent(packed, slot, timeout, single=False)
+        span = sending(self.topic, packed)
+        found: list[Receipt] = await self._sent(packed, span, slot, timeout, single=False)
         return found
 
     async def post(
@@ -132,7 +140,8 @@ class Producer:
         timeout: Duration | None = None,
     ) -> asyncio.Future[Receipt]:
         """Send without waiting for the receipt: the future has it. Waits only while the buffer is full."""
-        packed = self._packed(Message(value, key, headers, id, source, expires), delay, at, slot)
+        message = Message(value, key, headers, id, source, expires)
+        packed = self._packed(message, delay, at, slot, self._endpoint.now_ms())
         posting(packed)
         call = await self._submit(packed, slot, timeout, single=True)
         future: asyncio.Future[Receipt] = call.future
@@ -145,16 +154,16 @@ class Producer:
         return future
 
     def _packed(
-        self, message: Message, delay: Duration | None, at: Moment | None, slot: int | None
+        self, message: Message, delay: Duration | None, at: Moment | None, slot: int | None, now_ms: int
     ) -> Packed:
-        now_ms = self._endpoint.now_ms()
         if delay is None and at is None:
             return pack(message, now_ms)
         due = due_at(delay, at, now_ms, self._endpoint.reached_ms())
         return pack(message, now_ms, due, check_slot(slot))
 
-    async def _sent(self, packed: Packed, slot: int | None, timeout: Duration | None, *, single: bool) -> Any:
-        span = sending(self.topic, packed)
+    async def _sent(
+        self, packed: Packed, span: Any, slot: int | None, timeout: Duration | None, *, single: bool
+    ) -> Any:
         if span is None:
             return await self._receipts(packed, slot, timeout, single)
         with span:
@@ -167,6 +176,9 @@ class Producer:
         self, packed: Packed, slot: int | None, timeout: Duration | None, single: bool
     ) -> Any:
         call = await self._submit(packed, slot, timeout, single=single)
+        return await self._receipt_of(call)
+
+    async def _receipt_of(self, call: Call) -> Any:
         self._awaited[call] = None
         if self._watch is None or call.deadline < self._earliest:
             self._watch_from(call.deadline)
@@ -174,6 +186,36 @@ class Producer:
             return await call.future
         finally:
             del self._awaited[call]
+
+    def _lone(self, packed: Packed, timeout: Duration | None) -> tuple[Accumulator, LoneAppends] | None:
+        """Return where a message is stored in this very call; None: it is to be submitted, since others send
+        just now, or it or somebody has to be waited for."""
+        if self._closed or packed.ids is not None or packed.timestamps is not None or packed.dues is not None:
+            return None
+        if timeout is not None and (type(timeout) is not float or not 1 <= timeout <= self._usual_s):
+            return None
+        batching = self._batching
+        target = None if batching.linger_ms or not batching.confirm else self._router.lone(packed)
+        if target is None:
+            return None
+        lone = self._endpoint.lone_append(self.topic, target.where.partition_id)
+        return None if lone is None else (target, lone)
+
+    async def _send_alone(
+        self, packed: Packed, timeout: Duration | None, now_ms: int, target: Accumulator, lone: LoneAppends
+    ) -> Receipt:
+        found = target.store_alone(packed.entries[0], now_ms, lone)
+        if type(found) is Receipt:
+            try:
+                await asyncio.sleep(0)
+            finally:
+                lone.yielded()
+            return found
+        self._room.try_take(packed.size)  # there is some: nothing was under way
+        call = self._call(1, self._deadline(timeout), single=True)
+        target.take_over(Parcel(call, packed, range(1)), cast(bytes, found))
+        receipt: Receipt = await self._receipt_of(call)
+        return receipt
 
     def _watch_from(self, deadline: float) -> None:
         """Look for late calls after this deadline: one timer for many, as nearly all are done by then."""
@@ -230,11 +272,9 @@ class Producer:
         if packed.ids is not None and not self._router.by_id:
             self._note_ids(packed)
         count = len(packed.entries)
-        told = Call(self._guard.loop.create_future(), count, deadline, self._resolved, single=single)
-        call = told
+        call = told = self._call(count, deadline, single=single)
         if not self._batching.confirm:
             call = OneWay(self._never, count, deadline, self._resolved, self._lost)
-        self._unresolved += count
         parcel = Parcel(call, packed, range(count), slot)
         for part in (parcel,) if packed.dues is None else parcel.by_due():
             self._router.place(part)
@@ -243,6 +283,10 @@ class Producer:
         unknown = self._unknown(packed)
         told.future.set_result(unknown[0] if single else unknown)
         return told
+
+    def _call(self, count: int, deadline: float, *, single: bool) -> Call:
+        self._unresolved += count
+        return Call(self._guard.loop.create_future(), count, deadline, self._resolved, single=single)
 
     def _unknown(self, packed: Packed) -> list[Receipt]:
         """Receipts of messages sent one-way: of a delayed one the id is known, by which it is cancelled."""

@@ -32,11 +32,12 @@ from ...model.messages.compression import AUTO
 from ...model.messages.slot import deal, deal_slots, slot_of
 from ...model.topology.route import Range, Route
 from ...tasks import SharedTask, end
+from ..codec import Packed
 from .accumulator import Accumulator, Batching
 from .appending import InFlight, last_error
-from .parcel import NOT_SENT, Parcel
+from .parcel import NOT_SENT, Parcel, UnroutedParcels
 
-__all__ = ["PartitionCycle", "Router", "UnroutedParcels"]
+__all__ = ["PartitionCycle", "Router"]
 
 
 class PartitionCycle:
@@ -66,10 +67,19 @@ class PartitionCycle:
         here = {one.where.partition_id for one in accumulators}
         self._away = {one: until for one, until in self._away.items() if one in here}
 
+    @property
+    def current(self) -> Accumulator:
+        return self._all[self._at]
+
+    @property
+    def troubled(self) -> bool:
+        """Whether some partition is passed over."""
+        return bool(self._repeating or self._away)
+
     def pick(self, gone: AbstractSet[int]) -> Accumulator | None:
         """The one whose turn it is; None: all partitions are `gone`."""
-        if not gone and not self._repeating and not self._away:
-            return self._all[self._at]
+        if not gone and not self.troubled:
+            return self.current
         found = self._first_without(gone | self.avoided)
         return found if found is not None else self._first_without(gone)
 
@@ -153,62 +163,6 @@ class PartitionCycle:
         return None
 
 
-class UnroutedParcels:
-    """Messages that have no partition to go to now, in the order they were sent.
-
-    Decides nothing about when they go on; only that each fails at its own deadline, surely not stored. Must
-    never let one out before its turn: what a partition gives back was sent before whatever is here (I4).
-    """
-
-    __slots__ = ("_expires_at", "_parcels", "_timer", "_too_late")
-
-    def __init__(self, too_late: Callable[[], PostroomError]) -> None:
-        self._too_late = too_late  # what those are told whose time is over
-        self._parcels: list[Parcel] = []
-        self._timer: asyncio.TimerHandle | None = None
-        self._expires_at = 0.0  # a timer of uvloop that is due at once does not know
-
-    def __len__(self) -> int:
-        return len(self._parcels)
-
-    def add(self, parcel: Parcel) -> None:
-        self._parcels.append(parcel)
-        self._wake_at(parcel.call.deadline)
-
-    def add_first(self, parcels: Sequence[Parcel]) -> None:
-        if parcels:
-            self._parcels[:0] = parcels
-            self._wake_at(min(parcel.call.deadline for parcel in parcels))
-
-    def take(self) -> list[Parcel]:
-        """Return all of them; none is left here."""
-        taken, self._parcels = self._parcels, []
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        return taken
-
-    def _wake_at(self, deadline: float) -> None:
-        if self._timer is not None:
-            if self._expires_at <= deadline:
-                return
-            self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(deadline, self._expire)
-        self._expires_at = deadline
-
-    def _expire(self) -> None:
-        now = asyncio.get_running_loop().time()
-        late: list[Parcel] = []
-        kept: list[Parcel] = []
-        for parcel in self.take():
-            (late if parcel.call.deadline <= now else kept).append(parcel)
-        self.add_first(kept)
-        if late:
-            error = self._too_late()
-            for parcel in late:
-                parcel.failed(error)
-
-
 _STRANDS = 7  # accumulators for delayed messages, per partition; prime, since people like round moments
 
 
@@ -281,6 +235,13 @@ class Router:
             self._place_in_turn(parcel)
         else:
             self._place_by_key(parcel)
+
+    def lone(self, packed: Packed) -> Accumulator | None:
+        """Return where one message without a slot or an id goes now; None: that is not as simple now."""
+        if not self._by_slot or self._gone or self._behind or self._turns.troubled:
+            return None
+        key = packed.entries[0][0]
+        return self._turns.current if key is None else self._by_slot[self._slot_of(key)]
 
     def _place_at(self, slot: int, parcel: Parcel) -> None:
         held = (self._gone or self._behind) and self._is_held(slot, _strand(parcel))

@@ -18,7 +18,10 @@ from typing import TypeAlias
 
 from ...errors import ProducerFenced, SequenceGap, StoreCorrupt, UnknownFate, UnknownProducer
 
-__all__ = ["MODULUS", "SequenceState", "check", "expected", "next_sequence", "recent", "remember", "shifted"]
+__all__ = [
+    "MODULUS", "SequenceState", "check", "expected", "followed", "next_sequence", "recent", "remember",
+    "shifted",
+]  # fmt: skip
 
 MODULUS = 2**31
 
@@ -123,6 +126,20 @@ def remember(
         return _HEAD.pack(_VERSION, epoch) + batch
     oldest = max(_HEAD_SIZE, len(state) - _ENTRY_SIZE * (keep - 1))
     return state[:_HEAD_SIZE] + state[oldest:] + batch
+
+
+def followed(
+    state: SequenceState, epoch: int, first: int, count: int, offset: int, keep: int
+) -> SequenceState | None:
+    """Return what `remember` does for a batch that `check` lets through, if it follows the newest one in the
+    same epoch; None: whether it is let through is up to `check`."""
+    if len(state) <= _HEAD_SIZE or _epoch_of(state) != epoch or not 0 < count < MODULUS:
+        return None
+    last = _ENTRY.unpack_from(state, len(state) - _ENTRY_SIZE)[1]
+    if first != (last + 1) % MODULUS:
+        return None
+    oldest = max(_HEAD_SIZE, len(state) - _ENTRY_SIZE * (keep - 1))
+    return state[:_HEAD_SIZE] + state[oldest:] + _ENTRY.pack(first, (first + count - 1) % MODULUS, offset)
 
 
 def shifted(state: SequenceState, by: int) -> SequenceState:

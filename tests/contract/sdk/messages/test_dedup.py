@@ -12,8 +12,8 @@ import pytest
 
 import postroom
 from postroom import Connection, Message, Receipt
-from postroom.broker import broker as embedded
 from postroom.broker.duties import Retention
+from postroom.broker.publish import append as taking
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
 from postroom.errors import InvalidSetting, StoreUnavailable
@@ -105,7 +105,7 @@ async def test_messages_without_an_id_are_as_ever(mq: Connection) -> None:
 
 async def test_batches_without_ids_are_not_opened(mq: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """The producer knows of the window, and says that there are none."""
-    monkeypatch.setattr(embedded, "digests_of", None)
+    monkeypatch.setattr(taking, "digests_of", None)
     await mq.send_many("orders", [Message(b"v", key=f"{number}") for number in range(20)])
     await mq.send("orders", b"v")
     assert len(await there(mq)) == 21
@@ -210,6 +210,9 @@ class Lossy:
 
     def append_soon(self, *args: Any) -> bool:
         return False  # all of them go the way on which answers get lost
+
+    def lone_append(self, *args: Any) -> None:
+        return None
 
     async def append(self, *args: Any, **named: Any) -> Appended:
         appended: Appended = await self._endpoint.append(*args, **named)

@@ -48,6 +48,20 @@ async def test_everything_sent_arrives_once(mq: Connection) -> None:
     assert (await mq.lag("orders", "billing")).total.messages == 0
 
 
+@everywhere
+async def test_one_after_the_other_and_then_together(mq: Connection) -> None:
+    """Sends that come alone are stored in the call, where the store can do that; not the first, nor many."""
+    reading = asyncio.create_task(take(mq, 100))
+    for number in range(40):
+        receipt = await mq.send("orders", b"%d" % number, key="k")
+        assert (receipt.offset, receipt.duplicate) == (number, False)
+    together = await asyncio.gather(*(mq.send("orders", b"%d" % i, key="k") for i in range(40, 60)))
+    assert [receipt.offset for receipt in together] == list(range(40, 60))
+    for number in range(60, 100):
+        assert (await mq.send("orders", b"%d" % number, key="k")).offset == number
+    assert [int(message.value) for message in await reading] == list(range(100))
+
+
 async def test_a_timestamp_in_microseconds_is_refused_however_it_is_sent(mq: Connection) -> None:
     odd = Message(b"odd", timestamp=mq._endpoint.now_ms() * 1000)
     with pytest.raises(postroom.InvalidMessage, match="are these microseconds"):

@@ -38,10 +38,10 @@ from tests.unit.client.client_endpoint import FakeEndpoint, Partition, failing, 
 BUSY, AWAY, FULL = StoreBusy("busy"), StoreUnavailable("away"), StoreFull("full")
 
 
-@pytest.fixture(params=[False, True], ids=["long way", "short way"])
+@pytest.fixture(params=["long way", "short way", "at once"])
 async def endpoint(request: pytest.FixtureRequest) -> FakeEndpoint:
     found = FakeEndpoint(partitions=1)
-    found.short_way = request.param
+    found.go(request.param)
     return found
 
 
@@ -665,6 +665,81 @@ async def test_an_answer_that_comes_after_the_end_is_nobodys(mq: Connection, end
     gate.set()
     await turns()
     assert endpoint.values() == [b"a"]
+
+
+# ---- at once: an endpoint that stores in the call what comes alone ----
+
+
+async def test_a_message_alone_is_stored_in_the_call(mq: Connection, endpoint: FakeEndpoint) -> None:
+    endpoint.go("at once")
+    await mq.send("orders", b"a")  # the route is read
+    queued = endpoint.count("queue")
+    sending = asyncio.ensure_future(mq.send("orders", b"b", key="k", headers={"x": "y"}))
+    await asyncio.sleep(0)
+    assert endpoint.values() == [b"a", b"b"]
+    assert endpoint.turn_used and not sending.done()  # others have their turn
+    receipt = await sending
+    assert (receipt.partition, receipt.offset, receipt.duplicate) == (0, 1, False)
+    assert (endpoint.count("queue"), endpoint.turn_used) == (queued, False)
+    await mq.send("orders", b"c")
+    assert [header.base_sequence for header in endpoint.headers()] == [0, 1, 2]
+
+
+async def test_what_was_tried_in_the_call_goes_on_as_it_is(mq: Connection, endpoint: FakeEndpoint) -> None:
+    """It may have been stored: the same bytes are sent again, under the same sequence (I3)."""
+    endpoint.go("at once")
+    await mq.send("orders", b"a")
+    store = endpoint.store_alone
+
+    def lost(partition_id: int, batch: bytes) -> None:
+        store(partition_id, batch)
+        endpoint.yielded()
+
+    with patch.object(endpoint, "store_alone", lost):
+        receipt = await mq.send("orders", b"b")
+    assert (receipt.offset, receipt.duplicate) == (1, True)
+    after = await mq.send("orders", b"c")
+    assert (after.offset, endpoint.values()) == (2, [b"a", b"b", b"c"])
+    assert mq._shared["orders"]._room.taken == 0 and mq._shared["orders"]._at_rest
+
+
+async def test_whoever_goes_away_in_the_turn_has_sent(mq: Connection, endpoint: FakeEndpoint) -> None:
+    endpoint.go("at once")
+    await mq.send("orders", b"a")
+    sending = asyncio.ensure_future(mq.send("orders", b"b"))
+    await asyncio.sleep(0)
+    assert endpoint.turn_used
+    sending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await sending
+    assert not endpoint.turn_used and endpoint.values() == [b"a", b"b"]
+    assert (await mq.send("orders", b"c")).offset == 2
+
+
+async def test_only_a_plain_message_is_stored_in_the_call(mq: Connection, endpoint: FakeEndpoint) -> None:
+    endpoint.go("at once")
+    await mq.send("orders", b"a")
+    with patch.object(endpoint, "store_alone", None):
+        await mq.send("orders", b"b", id="o-1")
+        await mq.send("orders", b"c", slot=3)
+        await mq.send("orders", b"d", delay=3600)
+        await mq.send("orders", b"e", timeout="20s")
+        for wrong in (-1, "soon"):
+            with pytest.raises(InvalidSetting):
+                await mq.send("orders", b"f", timeout=wrong)
+        with pytest.raises(SendTimeout):
+            await mq.send("orders", b"g", timeout=0)
+        async with mq.producer("orders", confirm=False) as producer:
+            await producer.send(b"h")
+        async with mq.producer("orders", linger=0.01) as producer:
+            await producer.send(b"i")
+        async with mq.producer("orders") as producer:
+            posted = await producer.post(b"j")
+            await producer.send(b"k")  # behind what is under way
+            assert posted.done()
+    with pytest.raises(ClosedError):
+        await producer.send(b"l")
+    assert endpoint.values()[-4:] == [b"h", b"i", b"j", b"k"]
 
 
 async def eventually(holds: Callable[[], bool]) -> None:

@@ -21,10 +21,10 @@ from tests.unit.client.client_endpoint import Fault, failing, waiting
 BUSY = StoreBusy("busy")
 
 
-@pytest.fixture(params=[False, True], ids=["long way", "short way"])
+@pytest.fixture(params=["long way", "short way", "at once"])
 async def endpoint(request: pytest.FixtureRequest) -> Changing:
     found = Changing()
-    found.short_way = request.param
+    found.go(request.param)
     return found
 
 

@@ -22,6 +22,7 @@ from postroom.model.messages.sequence import (
     SequenceState,
     check,
     expected,
+    followed,
     next_sequence,
     recent,
     remember,
@@ -190,3 +191,23 @@ def test_damaged_states_are_refused(packed: bytes) -> None:
         check(packed, 0, 0, 1)
     with pytest.raises(StoreCorrupt):
         remember(packed, 0, 0, 1, 0, keep=8)
+
+
+@given(
+    st.integers(0, MODULUS - 1), st.integers(0, 3), st.integers(0, 3), st.integers(1, 5), st.integers(-2, 2),
+    st.integers(1, 4),
+)  # fmt: skip
+def test_what_follows_is_what_is_checked_and_remembered(
+    start: int, epoch: int, other: int, count: int, apart: int, keep: int
+) -> None:
+    state = remember(None, epoch, start, count, 5, keep)
+    first = (next_sequence(start, count) + apart) % MODULUS
+    after = followed(state, other, first, count, 9, keep)
+    if other == epoch and apart == 0:
+        assert check(state, other, first, count) is None
+        assert after == remember(state, other, first, count, 9, keep)
+    else:
+        assert after is None
+    assert followed(state[:3], epoch, 0, count, 9, keep) is None  # nothing is remembered
+    with pytest.raises(StoreCorrupt):
+        followed(state + b"x", epoch, first, count, 9, keep)

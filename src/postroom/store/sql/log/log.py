@@ -209,7 +209,10 @@ class SqlLog:
     def _short(self, appends: Sequence[Append]) -> list[LoneAppend]:
         """Return what the batches need for the short way: one, or where they can be one transaction a few of
         different partitions. Empty: they go the long way."""
-        if len(appends) > 1 and (len(appends) > _FEW or self._session.dialect.commits_lone):
+        if len(appends) == 1:
+            alone = self._planned(appends[0])
+            return [] if alone is None else [alone]
+        if len(appends) > _FEW or self._session.dialect.commits_lone:
             return []
         found: dict[int, LoneAppend] = {}
         for append in appends:
@@ -310,11 +313,15 @@ class SqlLog:
                 return None
             raise
         stored: list[Appended | PostroomError] = []
+        ends: dict[PartitionKey, int] = {}
+        size = 0
         for lone, at in zip(short, times, strict=True):
             self._known.stored(lone, at)
+            ends[Area.LOG, lone.partition_id] = lone.next_offset
+            size += lone.header.size
             stored.append(Appended(lone.offset, at))
-        self._ends.saw({(Area.LOG, lone.partition_id): lone.next_offset for lone in short})
-        dialect.stored(Area.LOG, sum([lone.header.size for lone in short]))
+        self._ends.saw(ends)
+        dialect.stored(Area.LOG, size)
         return stored
 
     def _by_area(self, appends: Sequence[Append]) -> dict[Area, list[int]]:

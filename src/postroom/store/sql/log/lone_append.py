@@ -74,25 +74,19 @@ class LoneAppend:
     offset: int  # the end of the partition as it is known, which the batch gets
     bytes_before: int
     appended_at: int  # of the batch before it: times do not go back
+    next_offset: int  # the end with it
+    next_bytes: int
     header: BatchHeader
     batch: bytes  # with its offset
     line: Line
     known: sequence.SequenceState
     remembered: sequence.SequenceState
 
-    @property
-    def next_offset(self) -> int:
-        return self.offset + self.header.records
-
-    @property
-    def next_bytes(self) -> int:
-        return self.bytes_before + self.header.size
-
     def arguments(self, at: int) -> tuple[tuple[int, ...], tuple[Any, ...], tuple[Any, ...]]:
         """Return what `ADVANCE`, `REMEMBER` and `INSERT` take if it is stored at that time."""
         header, offset, before = self.header, self.offset, self.bytes_before
         return (
-            (offset + header.records, before + header.size, at, self.partition_id, offset, before),
+            (self.next_offset, self.next_bytes, at, self.partition_id, offset, before),
             (self.remembered, at, *self.line, self.known),
             (offset, header.records, header.size, before, at, header.first_ts, header.last_ts, self.batch),
         )
@@ -133,16 +127,18 @@ class KnownEnds:
         end, known = self._ends.get(line[1]), self._sequences.get(line)
         if end is None or known is None or not end.ours or end.next_offset != seen:
             return None
-        epoch, first, count = header.epoch, header.base_sequence, header.records
+        offset, count = end.next_offset, header.records
         try:
-            if sequence.check(known, epoch, first, count) is not None:
-                return None
+            remembered = sequence.followed(
+                known, header.epoch, header.base_sequence, count, offset, self._remembered
+            )
         except PostroomError:
             return None
-        offset = end.next_offset
-        remembered = sequence.remember(known, epoch, first, count, offset, self._remembered)
+        if remembered is None:
+            return None
         return LoneAppend(
-            line[1], offset, end.next_bytes, end.appended_at, header, stored(offset), line, known, remembered,
+            line[1], offset, end.next_bytes, end.appended_at, offset + count, end.next_bytes + header.size,
+            header, stored(offset), line, known, remembered,
         )  # fmt: skip
 
     def stored(self, lone: LoneAppend, appended_at: int) -> None:
