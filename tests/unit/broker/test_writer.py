@@ -340,6 +340,40 @@ async def test_one_after_the_other_is_sent_in_the_loop(watched: Watched) -> None
     assert len(server.sent) == 5 and not watched.stored
 
 
+async def test_what_comes_alone_is_sent_as_it_is_queued(watched: Watched) -> None:
+    server = Server(watched)
+    writer = to_server(server)
+    for number in range(10):
+        await writer.append(sent(number))
+    assert writer.alone() and writer.store_alone(1, sent(10).batch) is None
+    server._by_itself = False
+    found = [writer.append(sent(10))]
+    assert len(server.sent) == 11 and not writer.alone()  # without a turn of the loop
+    found += [writer.append(sent(number)) for number in (11, 12)]
+    assert len(server.sent) == 11  # these wait for the answer, and are one commit
+    (await under_way(server)).answer()
+    assert [(await one).base_offset for one in found] == [10, 11, 12]
+    assert watched.stored == [(False, 2)] and server.overtaken == 0
+    await writer.append(sent(13))
+    assert not writer.alone()
+    await writer.close()
+
+
+async def test_who_comes_while_another_is_sent_does_not_come_alone(watched: Watched) -> None:
+    server = Server(watched, by_itself=False)
+    writer, found = to_server(server), list[asyncio.Future[Appended]]()
+    for number in range(12):
+        found.append(writer.append(sent(number)))
+        await asyncio.sleep(0)
+        if number:
+            (await under_way(server)).answer()
+            await found[number - 1]
+    (await under_way(server)).answer()
+    assert (await found[-1]).base_offset == 11
+    assert len(server.sent) == 12 and not writer.alone()
+    await writer.close()
+
+
 async def test_what_comes_meanwhile_is_one_commit_behind_it(watched: Watched) -> None:
     server = Server(watched, by_itself=False)
     writer = to_server(server)

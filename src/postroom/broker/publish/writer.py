@@ -17,8 +17,9 @@ its time sends the next ones to the thread, for longer each time: a slow disk ho
 Where batches have come one at a time for a while, the next is stored in the very call of its sender, who need
 not wait for a turn of the loop; not a second one in the same turn: those who send together share a commit.
 Where the store is a server, a batch that is alone is sent in the event loop, which is told when the answer
-comes. What arrives meanwhile waits for it; then it is one commit, in the thread. What fails on either way is
-given to the thread, which finds out whether it was stored (I3).
+comes; where batches have come one at a time, as soon as it is queued. What arrives meanwhile waits for it;
+then it is one commit, in the thread. What fails on either way is given to the thread, which finds out
+whether it was stored (I3).
 """
 
 from __future__ import annotations
@@ -174,28 +175,31 @@ class Writer:
         return line.bytes > limits.writer_line_bytes or self._pending_bytes > limits.writer_queue_bytes
 
     def _let_in(self, pending: _PendingAppend) -> None:
-        size = len(pending.append.batch)
+        size, pending_bytes = len(pending.append.batch), self._pending_bytes
         pending.line.bytes += size
-        if self._arrived or not self._pending_bytes or self._sending is not None:
+        self._pending_bytes += size
+        if self._arrived or not pending_bytes or self._sending is not None:
             self._arrived.append(pending)
             if len(self._arrived) == 1 and self._sending is None:
-                self._loop.call_soon(self._store_arrived)
+                if self._at_once or self._lone < _ALONE:
+                    self._loop.call_soon(self._store_arrived)
+                else:
+                    self._store_arrived()  # what comes meanwhile waits for the answer of the server
         else:
             self._queue.put([pending])
-        self._pending_bytes += size
 
     def _store_arrived(self) -> None:
         """Store what came in this turn, or leave it to the thread: all of it, which is one commit then."""
         if self._sending is not None:
             return  # since this turn began: what came after it waits for its answer
         group, self._arrived = self._arrived, []
+        self._lone = self._lone + 1 if len(group) == 1 else 0
         if group and (self._store_here(group) if self._at_once else self._send(group)):
             return
         self._queue.put(group)
 
     def _store_here(self, group: list[_PendingAppend]) -> bool:
         """Store them in the event loop. False: the thread is to do it, and finds out what became of them."""
-        self._lone = self._lone + 1 if len(group) == 1 else 0
         if len(group) > _FEW or self._pending_bytes > _LITTLE_BYTES:
             return False
         appends = [pending.append for pending in group]
@@ -206,8 +210,8 @@ class Writer:
         return True
 
     def alone(self) -> bool:
-        """Return whether the next batch is to be stored in the call of its sender (`store_alone`)."""
-        if self._lone < _ALONE or self._closed or not self._at_once:
+        """Return whether the next batch need not wait for others: for a while each has come by itself."""
+        if self._lone < _ALONE or self._closed:
             return False
         if self._just_stored or self._pending_bytes:
             self._lone = 0
@@ -216,7 +220,9 @@ class Writer:
 
     def store_alone(self, partition_id: int, batch: bytes) -> Appended | None:
         """Store a batch of this process before anything else happens, if it is `alone`. None: it is to be
-        queued, as it is: that finds out what became of it (I3)."""
+        queued, as it is: that finds out what became of it (I3), or sends it to a server."""
+        if not self._at_once:
+            return None
         header = read_header(batch)
         append = Append(partition_id, batch, producer_id=header.producer_id, header=header)
         results = self._stored_here([append]) if len(batch) <= _LITTLE_BYTES else None
@@ -317,6 +323,7 @@ class Writer:
         self._count(appends, time.perf_counter() - sending.began)
         self._answer(group, [result], self._remember(appends, [result]))
         if self._arrived:
+            self._lone = 0
             self._store_arrived()
 
     def _count(self, appends: Sequence[Append], seconds: float) -> None:

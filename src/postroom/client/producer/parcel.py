@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from operator import itemgetter
 from typing import Any
 
@@ -66,6 +67,21 @@ class Call:
             for at, receipt in zip(parcel.indexes, found, strict=True):
                 receipts[at] = receipt
         self._stored += len(found)
+        self._done_with(parcel)
+
+    def stored_at(self, parcel: Parcel, topic: str, where: Range, first: int, again: bool) -> None:
+        """The first of its messages is stored at that offset, and the others follow."""
+        partition, partition_id, count = where.partition, where.partition_id, len(parcel.entries)
+        offsets = range(first, first + count)
+        if count == self._count:
+            self._receipts = [
+                Receipt(topic, partition, offset, again, None, None, partition_id) for offset in offsets
+            ]
+        else:
+            receipts = self._receipts = self._receipts or [None] * self._count
+            for at, offset in zip(parcel.indexes, offsets, strict=True):
+                receipts[at] = Receipt(topic, partition, offset, again, None, None, partition_id)
+        self._stored += count
         self._done_with(parcel)
 
     def failed(self, parcel: Parcel, error: PostroomError) -> None:
@@ -152,18 +168,16 @@ class Parcel:
 
     def stored(self, topic: str, where: Range, first: int, again: bool) -> None:
         """Its first message is stored at offset `first`, the others follow; delayed ones have no offset."""
+        if not self.due_at and self.ids is None:
+            self.call.stored_at(self, topic, where, first, again)
+            return
         partition, partition_id = where.partition, where.partition_id
-        offsets = range(first, first + len(self.entries))
-        if self.due_at:
-            due = as_datetime(self.due_at)
-            found = [Receipt(topic, partition, -1, again, due, id, partition_id) for id in self.ids or ()]
-        elif self.ids is None:
-            found = [Receipt(topic, partition, offset, again, None, None, partition_id) for offset in offsets]
-        else:
-            found = [
-                Receipt(topic, partition, offset, again, None, given, partition_id)
-                for offset, given in zip(offsets, self.ids, strict=True)
-            ]
+        due = as_datetime(self.due_at)
+        offsets = range(first, first + len(self.entries)) if due is None else repeat(-1)
+        found = [
+            Receipt(topic, partition, offset, again, due, given, partition_id)
+            for offset, given in zip(offsets, self.ids or (), strict=False)
+        ]
         self.call.stored(self, found)
 
     def stored_in_part(self, topic: str, where: Range, found: Sequence[tuple[int, bool]]) -> None:

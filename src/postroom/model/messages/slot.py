@@ -42,6 +42,7 @@ KEY_RULES: tuple[Keys, ...] = ("postroom", "java", "librdkafka")
 
 _GOLDEN = 2654435769
 _SHIFT = 32 - (SLOTS.bit_length() - 1)
+_NUMBERS = tuple(range(1024))  # made once: those of a list are its indexes
 _SHORT, _MOST = 64, 16_384  # bytes of a key that is remembered, and how many: the hash takes 20 times ours
 _SEED, _M, _MASK, _POSITIVE = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF, 0x7FFFFFFF
 
@@ -71,7 +72,8 @@ def deal(keys: Iterable[bytes], starts: tuple[int, ...]) -> list[list[int]]:
     spread = (int.from_bytes(lanes, "little") * _GOLDEN).to_bytes(len(lanes), "little")
     dealt: list[list[int]] = [[] for _ in starts]
     add = [one.append for one in dealt]
-    for at, one in enumerate(spread[3::8].translate(range_of_byte)):
+    numbers = _NUMBERS if len(crcs) <= len(_NUMBERS) else range(len(crcs))
+    for at, one in zip(numbers, spread[3::8].translate(range_of_byte), strict=False):
         add[one](at)
     return dealt
 
