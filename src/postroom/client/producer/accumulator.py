@@ -126,8 +126,14 @@ class Accumulator:
         builder = BatchBuilder(self._router.compression, self._batching.batch_bytes)
         builder.extend(now_ms, (entry,))
         batch = builder.build(self._producer_id, self._epoch, self._sequence)
-        where = self.where
-        stored = lone.store_alone(where.partition_id, batch)
+        where, stored = self.where, None
+        try:
+            stored = lone.store_alone(where.partition_id, batch)
+        except Exception:  # it may be stored: whoever takes it over meets this again, and tells
+            return batch
+        except BaseException:
+            self._new_epoch()  # nor is its sequence ever that of another
+            raise
         if stored is None:
             return batch
         self._sequence = next_sequence(self._sequence, 1)

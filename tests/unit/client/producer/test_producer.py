@@ -703,6 +703,32 @@ async def test_what_was_tried_in_the_call_goes_on_as_it_is(mq: Connection, endpo
     assert mq._shared["orders"]._room.taken == 0 and mq._shared["orders"]._at_rest
 
 
+@pytest.mark.parametrize("fault", [RuntimeError("a fault"), KeyboardInterrupt()])
+async def test_a_fault_behind_the_commit_loses_nothing_that_comes_later(
+    mq: Connection, endpoint: FakeEndpoint, fault: BaseException
+) -> None:
+    """Its sequence is not given to another message, which would be taken for a repeat (I3)."""
+    endpoint.go("at once")
+    await mq.send("orders", b"a")
+    store = endpoint.store_alone
+
+    def faulty(partition_id: int, batch: bytes) -> None:
+        store(partition_id, batch)
+        endpoint.yielded()
+        raise fault
+
+    with patch.object(endpoint, "store_alone", faulty):
+        sending = mq.send("orders", b"b")
+        if isinstance(fault, Exception):
+            assert (await sending).offset == 1
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                sending.send(None)
+            sending.close()
+    later = await mq.send("orders", b"c")
+    assert (later.offset, later.duplicate, endpoint.values()) == (2, False, [b"a", b"b", b"c"])
+
+
 async def test_whoever_goes_away_in_the_turn_has_sent(mq: Connection, endpoint: FakeEndpoint) -> None:
     endpoint.go("at once")
     await mq.send("orders", b"a")
