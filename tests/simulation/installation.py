@@ -44,6 +44,7 @@ def prepared(folder: Path) -> Path:
     # A heuristic: who has nothing to do asks a fifth as often, and a seed takes half the time.
     object.__setattr__(DEFAULTS, "watch_interval_ms", 25)
     object.__setattr__(DEFAULTS.tuning.store, "file_lock_pause_s", 0.004)
+    object.__setattr__(DEFAULTS.tuning.broker, "alone_after", 1)  # worlds have few messages
     _template(folder / "sharded", {"b": f"sqlite:///{folder / 'sharded' / SHARD}"})
     return _template(folder / "template")
 

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeGuard, cast
 
 from ...config import DEFAULTS, SLOTS
 from ...endpoint.endpoint import Endpoint, LoneAppends
@@ -192,7 +192,7 @@ class Producer:
         just now, or it or somebody has to be waited for."""
         if self._closed or packed.ids is not None or packed.timestamps is not None or packed.dues is not None:
             return None
-        if timeout is not None and (type(timeout) is not float or not 1 <= timeout <= self._usual_s):
+        if timeout is not None and not self._is_usual(timeout):
             return None
         batching = self._batching
         target = None if batching.linger_ms or not batching.confirm else self._router.lone(packed)
@@ -312,8 +312,12 @@ class Producer:
         late.__cause__ = call.trouble
         call.future.set_exception(late)
 
+    def _is_usual(self, timeout: Duration) -> TypeGuard[float]:
+        """Whether it needs no second look."""
+        return (type(timeout) is float or type(timeout) is int) and 1 <= timeout <= self._usual_s
+
     def _deadline(self, timeout: Duration | None) -> float:
-        if type(timeout) is float and 1 <= timeout <= self._usual_s:
+        if timeout is not None and self._is_usual(timeout):
             return self._guard.loop.time() + timeout
         ms = self._timeout_ms if timeout is None else duration_ms(timeout, name="timeout")
         return self._guard.loop.time() + ms / 1000

@@ -674,7 +674,7 @@ async def test_a_message_alone_is_stored_in_the_call(mq: Connection, endpoint: F
     endpoint.go("at once")
     await mq.send("orders", b"a")  # the route is read
     queued = endpoint.count("queue")
-    sending = asyncio.ensure_future(mq.send("orders", b"b", key="k", headers={"x": "y"}))
+    sending = asyncio.ensure_future(mq.send("orders", b"b", key="k", headers={"x": "y"}, timeout=8))
     await asyncio.sleep(0)
     assert endpoint.values() == [b"a", b"b"]
     assert endpoint.turn_used and not sending.done()  # others have their turn
@@ -750,7 +750,7 @@ async def test_only_a_plain_message_is_stored_in_the_call(mq: Connection, endpoi
         await mq.send("orders", b"c", slot=3)
         await mq.send("orders", b"d", delay=3600)
         await mq.send("orders", b"e", timeout="20s")
-        for wrong in (-1, "soon"):
+        for wrong in (-1, "soon", True):
             with pytest.raises(InvalidSetting):
                 await mq.send("orders", b"f", timeout=wrong)
         with pytest.raises(SendTimeout):
