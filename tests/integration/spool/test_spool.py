@@ -6,6 +6,7 @@ import asyncio
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -234,3 +235,20 @@ async def test_before_a_broker_was_reached_messages_have_the_time_of_this_proces
         found = [message async for message in mq.read("orders")]
     assert [message.value for message in found] == [b"1", b"2"]
     assert all(before_ms - 1 <= message.timestamp_ms <= time.time() * 1000 for message in found)
+
+
+async def test_who_stops_waiting_for_the_disk_is_not_told_that_nothing_was_stored(
+    queue: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with postroom.connect(queue) as mq:
+        await mq.create_topic("orders", partitions=1)
+        async with mq.producer("orders", spool=tmp_path / "orders.spool") as producer:
+            writer, held = producer._writer, list[Any]()  # type: ignore[attr-defined]
+            with monkeypatch.context() as slow:
+                slow.setattr(writer, "add", lambda *args: held.append(args))
+                with pytest.raises(postroom.SendTimeout, match="whether it is in the spool") as told:
+                    await producer.send(b"1", timeout=0.05)
+            assert "stored" not in told.value.details  # it may not be sent again as if it were not there
+            writer.add(*held.pop())
+            assert await producer.forwarded(LONG)
+        assert await stored(mq) == [1]

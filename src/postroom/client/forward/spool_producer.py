@@ -10,7 +10,7 @@ import asyncio
 import logging
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from ...config import DEFAULTS, Limits
 from ...endpoint.endpoint import Endpoint
@@ -100,15 +100,15 @@ class SpooledProducer(Producer):
             failure.__cause__ = error
             parcel.call.failed(parcel, failure)
 
-    async def _result(self, call: Call) -> Any:
-        try:
-            async with asyncio.timeout_at(call.deadline):
-                return await call.future
-        except TimeoutError:
-            raise SendTimeout(
-                "the disk did not take the message within the time: it is not known whether it is in the "
-                "spool; look before sending it again, or let the handler drop an id it has seen"
-            ) from None
+    def _give_up(self, call: Call) -> None:
+        """The writer has its rows: they may be in the file by now, or yet be."""
+        if not call.future.done():
+            call.future.set_exception(
+                SendTimeout(
+                    "the disk did not take the message within the time: it is not known whether it is in the "
+                    "spool; look before sending it again, or let the handler drop an id it has seen"
+                )
+            )
 
     async def __aenter__(self) -> Self:
         self._check()

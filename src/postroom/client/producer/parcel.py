@@ -176,7 +176,7 @@ class Parcel:
         offsets = range(first, first + len(self.entries)) if due is None else repeat(-1)
         found = [
             Receipt(topic, partition, offset, again, due, given, partition_id)
-            for offset, given in zip(offsets, self.ids or (), strict=False)
+            for offset, given in zip(offsets, self.ids or (), strict=due is None)
         ]
         self.call.stored(self, found)
 
