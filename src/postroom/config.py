@@ -127,7 +127,6 @@ class BrokerTuning:
     considerate_s: float = 1.0  # for so long after the last who sent a little, commits stay small (R41)
     commit_quick_s: float = 0.001  # a commit in the event loop that takes longer
     commit_pauses: Pauses = field(default=Pauses(0.01, 1.0))  # sends those that follow it to a thread
-    alone_after: int = 8  # commits of one batch each, in a row: the next is expected to come alone, too
     rate_idle_s: float = 1.0  # what was reserved of a rate and not used for so long is given back
     rate_check_s: float = 1.0  # who waits for a rate sees a change of it after so long
 

@@ -18,6 +18,7 @@ import postroom.store.sql.log.volatile as volatile
 import postroom.store.sql.session as session
 import postroom.wire.client.remote
 import postroom.wire.server.server as server
+from postroom.broker.publish import writer
 from postroom.client.forward.spool_file import SpoolFile
 from postroom.config import DEFAULTS
 
@@ -44,7 +45,7 @@ def prepared(folder: Path) -> Path:
     # A heuristic: who has nothing to do asks a fifth as often, and a seed takes half the time.
     object.__setattr__(DEFAULTS, "watch_interval_ms", 25)
     object.__setattr__(DEFAULTS.tuning.store, "file_lock_pause_s", 0.004)
-    object.__setattr__(DEFAULTS.tuning.broker, "alone_after", 1)  # worlds have few messages
+    writer._ALONE = 1  # worlds have few messages
     _template(folder / "sharded", {"b": f"sqlite:///{folder / 'sharded' / SHARD}"})
     return _template(folder / "template")
 

@@ -48,6 +48,7 @@ __all__ = ["LineKey", "Writer"]
 _SMALLER = 4
 _LATE = 4  # times as long as a quick commit: too late to be forgiven
 _FEW, _LITTLE_BYTES = 16, 64 * 1024  # batches that may be stored in the event loop, and their bytes
+_ALONE = 8  # commits of one batch each, in a row: the next is expected to come alone, too
 
 LineKey = tuple[int, int]
 """A topic, and a producer of it."""
@@ -104,7 +105,6 @@ class Writer:
         self._slow, self._slow_until = 0, 0.0  # commits in the loop, in a row
         self._at_once = at_once
         self._lone = 0  # commits of one batch each, in a row
-        self._alone_after = limits.tuning.broker.alone_after
         self._just_stored = False  # one was stored in its sender's call, in this turn of the loop
         self._lone_ends: dict[int, int] = {}
         self._arrived: list[_PendingAppend] = []  # in this turn of the loop, or while one is being sent
@@ -181,7 +181,7 @@ class Writer:
         if self._arrived or not pending_bytes or self._sending is not None:
             self._arrived.append(pending)
             if len(self._arrived) == 1 and self._sending is None:
-                if self._at_once or self._lone < self._alone_after:
+                if self._at_once or self._lone < _ALONE:
                     self._loop.call_soon(self._store_arrived)
                 else:
                     self._store_arrived()  # what comes meanwhile waits for the answer of the server
@@ -211,7 +211,7 @@ class Writer:
 
     def alone(self) -> bool:
         """Return whether the next batch need not wait for others: for a while each has come by itself."""
-        if self._lone < self._alone_after or self._closed:
+        if self._lone < _ALONE or self._closed:
             return False
         if self._just_stored or self._pending_bytes:
             self._lone = 0
