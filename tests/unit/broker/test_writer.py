@@ -354,6 +354,7 @@ async def test_what_comes_alone_is_sent_as_it_is_queued(watched: Watched) -> Non
     (await under_way(server)).answer()
     assert [(await one).base_offset for one in found] == [10, 11, 12]
     assert watched.stored == [(False, 2)] and server.overtaken == 0
+    server._by_itself = True
     await writer.append(sent(13))
     assert not writer.alone()
     await writer.close()
