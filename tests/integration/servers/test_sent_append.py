@@ -172,7 +172,8 @@ def test_one_that_is_lost_before_it_was_stored_is_stored_once(
     ground: Ground, place: int, proxy_to: Callable[[int], Proxy], how: str
 ) -> None:
     proxy = proxy_to(ground.server.port)
-    store = ground.store(port=proxy.port, limits=HASTY)
+    patient = replace(HASTY, lock_timeout_ms=20_000)  # on a busy machine a second may pass before it is asked
+    store = ground.store(port=proxy.port, limits=patient)
     known(store, place)
     with locked(ground, place):
         sent = send(store, place, 3)
