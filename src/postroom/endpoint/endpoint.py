@@ -64,7 +64,7 @@ class LoneAppends(Protocol):
         which find out what became of them (I3)."""
 
     def yielded(self) -> None:
-        """Called by the sender of what was stored, once others have had a turn of the loop."""
+        """Called by the sender after each: of what was stored, once others have had a turn of the loop."""
 
 
 class Endpoint(Protocol):

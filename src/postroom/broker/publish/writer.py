@@ -234,7 +234,7 @@ class Writer:
         return stored
 
     def yielded(self) -> None:
-        """Called by the sender of what was stored alone: only now it is told to those who poll."""
+        """Called by the sender after `store_alone`: only now those who poll are told of what it stored."""
         self._just_stored = False
         self._appended(self._lone_ends)
 

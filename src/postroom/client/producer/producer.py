@@ -204,13 +204,13 @@ class Producer:
     async def _send_alone(
         self, packed: Packed, timeout: Duration | None, now_ms: int, target: Accumulator, lone: LoneAppends
     ) -> Receipt:
-        found = target.store_alone(packed.entries[0], now_ms, lone)
-        if type(found) is Receipt:
-            try:
+        try:
+            found = target.store_alone(packed.entries[0], now_ms, lone)
+            if type(found) is Receipt:
                 await asyncio.sleep(0)
-            finally:
-                lone.yielded()
-            return found
+                return found
+        finally:  # also of a fault behind the commit: those who poll are told, and the next may come alone
+            lone.yielded()
         self._room.try_take(packed.size)  # there is some: nothing was under way
         call = self._call(1, self._deadline(timeout), single=True)
         target.take_over(Parcel(call, packed, range(1)), cast(bytes, found))

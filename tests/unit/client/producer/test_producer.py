@@ -693,7 +693,6 @@ async def test_what_was_tried_in_the_call_goes_on_as_it_is(mq: Connection, endpo
 
     def lost(partition_id: int, batch: bytes) -> None:
         store(partition_id, batch)
-        endpoint.yielded()
 
     with patch.object(endpoint, "store_alone", lost):
         receipt = await mq.send("orders", b"b")
@@ -714,7 +713,6 @@ async def test_a_fault_behind_the_commit_loses_nothing_that_comes_later(
 
     def faulty(partition_id: int, batch: bytes) -> None:
         store(partition_id, batch)
-        endpoint.yielded()
         raise fault
 
     with patch.object(endpoint, "store_alone", faulty):
@@ -725,6 +723,7 @@ async def test_a_fault_behind_the_commit_loses_nothing_that_comes_later(
             with pytest.raises(KeyboardInterrupt):
                 sending.send(None)
             sending.close()
+    assert not endpoint.turn_used
     later = await mq.send("orders", b"c")
     assert (later.offset, later.duplicate, endpoint.values()) == (2, False, [b"a", b"b", b"c"])
 
